@@ -1,0 +1,446 @@
+"""What a run is: one strict pydantic model per section.
+
+A YAML file, then dotted command-line overrides (``--optimizer.learning_rate 5e-5``), then validation. Unknown keys are
+errors. The resolved config is saved in the run folder, and the same file drives ``encode``, ``train`` and ``sample``.
+"""
+
+import difflib
+import math
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ttv_train.errors import UserError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+BUCKET_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+class DeviceConfig(Section):
+    """Which accelerator runs the job."""
+
+    backend: Literal["auto", "cuda", "npu", "cpu"] = "auto"
+    """`auto` takes CUDA, then Ascend NPU, then CPU: the first one this machine has."""
+
+
+class DatasetConfig(Section):
+    """Where clips come from and how they are decoded."""
+
+    path: str = ""
+    """Folder of video clips with captions; see data/README.md for the accepted layouts."""
+    fps: float = Field(8.0, gt=0)
+    """Frames per second at which clips are sampled, by presentation time."""
+    buckets: list[str] = Field(["49x480x720"], min_length=1)
+    """Allowed clip shapes, as frames x height x width. A clip goes to the bucket nearest in aspect ratio that it
+    fills without repeating a frame."""
+    max_clips_per_video: int = Field(1, ge=1)
+    """Consecutive, non-overlapping clips cut from one video, at most."""
+    decoder: Literal["pyav"] = "pyav"
+    """Library that decodes the videos."""
+    decode_timeout_seconds: float = Field(60.0, gt=0)
+    """A file whose decoding takes longer is quarantined."""
+    max_pixels: int = Field(7680 * 4320, gt=0)
+    """A video with more pixels per frame is quarantined before any frame is allocated."""
+    max_video_seconds: float = Field(3600.0, gt=0)
+    """A longer video is quarantined."""
+
+    @field_validator("buckets")
+    @classmethod
+    def _buckets(cls, value: list[str]) -> list[str]:
+        for bucket in value:
+            match = BUCKET_PATTERN.fullmatch(bucket)
+            if match is None or min(map(int, match.groups())) < 1:
+                raise ValueError(f"bucket {bucket!r} is not FRAMESxHEIGHTxWIDTH, such as 49x480x720")
+        return value
+
+
+class WaveletVaeConfig(Section):
+    """Orthonormal 3-D Haar transform: needs no weights; for the demo and for tests, not for quality."""
+
+    kind: Literal["wavelet"]
+    spatial_levels: int = Field(3, ge=1, le=5)
+    """Height and width shrink by 2 to this power."""
+    temporal_levels: int = Field(1, ge=0, le=4)
+    """The number of frames shrinks by 2 to this power."""
+    channels: int | None = Field(None, ge=1)
+    """Latent channels kept, lowest bands first. `null` keeps every band, which makes the transform invertible."""
+    dtype: Dtype = "float32"
+    """Type in which latents are stored."""
+
+
+class DiffusersVaeConfig(Section):
+    """A video VAE of diffusers, such as AutoencoderKLCogVideoX."""
+
+    kind: Literal["diffusers"]
+    path: str
+    """Local folder or hub id with `config.json` and safetensors weights; a pipeline folder may be given as
+    `FOLDER/vae`."""
+    dtype: Dtype = "bfloat16"
+    """Type in which the VAE computes and latents are stored."""
+
+
+class HashTextEncoderConfig(Section):
+    """Deterministic hash of each token: needs no weights; it tells captions apart and knows nothing of meaning."""
+
+    kind: Literal["hash"]
+    hidden_size: int = Field(64, ge=1)
+    """Width of a token embedding."""
+    max_length: int = Field(32, ge=1)
+    """Tokens per caption; longer captions are cut, shorter ones padded."""
+    dtype: Dtype = "float32"
+    """Type in which embeddings are stored."""
+
+
+class TransformersTextEncoderConfig(Section):
+    """A text encoder of transformers, such as T5EncoderModel."""
+
+    kind: Literal["transformers"]
+    path: str
+    """Local folder or hub id with safetensors weights."""
+    tokenizer_path: str | None = None
+    """Folder or hub id of the tokenizer; `null` means `path`."""
+    max_length: int = Field(226, ge=1)
+    """Tokens per caption; longer captions are cut, shorter ones padded."""
+    dtype: Dtype = "bfloat16"
+    """Type in which the encoder computes and embeddings are stored."""
+
+
+VaeConfig = Annotated[WaveletVaeConfig | DiffusersVaeConfig, Field(discriminator="kind")]
+TextEncoderConfig = Annotated[HashTextEncoderConfig | TransformersTextEncoderConfig, Field(discriminator="kind")]
+
+
+class LatentsConfig(Section):
+    """The encoded dataset: written by `encode`, read by `train`."""
+
+    path: str = ""
+    """Folder or fsspec URL of the latent shards."""
+    samples_per_shard: int = Field(64, ge=1)
+    """Samples in one tar shard. A shard is the unit that a killed job repeats."""
+
+
+class ModelConfig(Section):
+    """The video diffusion transformer."""
+
+    family: Literal["cogvideox"] = "cogvideox"
+    """Model family, which decides the class, the token layout and the sequence plan."""
+    path: str | None = None
+    """Local diffusers folder or hub id to start from; `null` builds a new model from `config`."""
+    config: dict[str, Any] = {}
+    """Constructor arguments of the family's class, for a new model (ignored keys are errors)."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelConfig":
+        if self.path is not None and self.config:
+            raise ValueError("give either path (start from weights) or config (a new model), not both")
+        return self
+
+
+class ObjectiveConfig(Section):
+    """What the model learns to predict."""
+
+    kind: Literal["velocity", "flow_matching"] = "velocity"
+    """`velocity` is v-prediction on a discrete schedule, as CogVideoX trains; `flow_matching` is rectified flow."""
+    snr_shift_scale: float = Field(1.0, gt=0)
+    """CogVideoX's signal-to-noise shift of the `velocity` schedule: 3.0 for 2B, 1.0 for 5B and 1.5."""
+    timestep_shift: float = Field(1.0, gt=0)
+    """Shift s of `flow_matching`: sigma = s u / (1 + (s - 1) u)."""
+    timestep_sampling: Literal["uniform", "logit_normal"] = "uniform"
+    """Distribution of training timesteps."""
+    caption_dropout: float = Field(0.1, ge=0, le=1)
+    """Probability that a caption is replaced by the empty prompt, for classifier-free guidance."""
+
+
+class SequenceParallelConfig(Section):
+    """How the tokens of one video are split over ranks."""
+
+    scheme: Literal["none", "ulysses"] = "none"
+    """`ulysses` exchanges tokens for heads around every attention."""
+    degree: int = Field(1, ge=1)
+    """Ranks that share one sequence; it must divide the number of ranks."""
+
+    @model_validator(mode="after")
+    def _degree_fits_scheme(self) -> "SequenceParallelConfig":
+        if self.scheme == "none" and self.degree != 1:
+            raise ValueError(f"degree {self.degree} needs a scheme: set parallel.sequence.scheme to ulysses")
+        return self
+
+
+class ParallelConfig(Section):
+    """How the work is spread over ranks."""
+
+    sequence: SequenceParallelConfig = SequenceParallelConfig()
+    reshard_after_forward: bool = True
+    """True frees gathered parameters after the forward pass (ZeRO-3); False keeps them until backward (ZeRO-2)."""
+    activation_checkpointing: bool = False
+    """Recompute each transformer block in backward instead of keeping its activations."""
+    timeout_seconds: float = Field(600.0, gt=0)
+    """A collective that takes longer fails on every rank."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's moment decay rates."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's denominator offset."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """Decoupled weight decay."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up from zero."""
+    final_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
+    """Where `cosine` ends, as a fraction of the peak."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Global gradient norm above which gradients are scaled down."""
+
+
+class EmaConfig(Section):
+    """Exponential moving average of the weights, sharded like the model."""
+
+    enabled: bool = True
+    """Keep the average; validation and sampling then use it."""
+    decay: float = Field(0.9999, ge=0, lt=1)
+    """Decay per step, reached by the warm-up min(decay, (1 + step) / (10 + step))."""
+
+
+class TrainingConfig(Section):
+    """Length and batch of the run."""
+
+    steps: int = Field(1000, ge=1)
+    """Optimizer steps."""
+    global_batch_size: int = Field(8, ge=1)
+    """Samples per optimizer step over all ranks: the same on any number of ranks."""
+    micro_batch_size: int = Field(1, ge=1)
+    """Samples per forward pass on one data-parallel rank, at most; the rest is gradient accumulation."""
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of parameters in forward and backward. Master weights and gradient reduction stay float32."""
+    max_skipped_steps: int = Field(10, ge=0)
+    """Consecutive non-finite steps that are skipped before the run stops."""
+
+
+class CheckpointConfig(Section):
+    """When checkpoints are written and how long they are kept."""
+
+    every_steps: int = Field(500, ge=1)
+    """Steps between checkpoints; the last step always writes one."""
+    keep_last: int = Field(3, ge=1)
+    """Newest checkpoints that are kept."""
+    resume: bool = True
+    """Go on from the newest checkpoint in `output_dir` that verifies. False refuses a folder that has one."""
+
+
+class ValidationConfig(Section):
+    """Held-out loss and videos during training."""
+
+    every_steps: int = Field(500, ge=1)
+    """Steps between validations; step 0 and the last step are always validated."""
+    holdout: Literal["none", "videos", "last_clips"] = "videos"
+    """Which clips are kept out of training: a fraction of the `videos`; the `last_clips` of videos that gave several;
+    or `none`, which validates on the training clips."""
+    holdout_fraction: float = Field(0.02, gt=0, lt=1)
+    """Fraction of videos held out with `holdout: videos`, at least one."""
+    max_clips: int = Field(64, ge=1)
+    """Clips whose loss is measured, at most."""
+    noise_levels: list[float] = Field([0.1, 0.3, 0.5, 0.7, 0.9], min_length=1)
+    """Fixed timesteps of the validation loss, as fractions of the schedule."""
+    num_videos: int = Field(0, ge=0)
+    """Videos sampled from held-out captions at each validation."""
+
+
+class SamplingConfig(Section):
+    """How videos are sampled, in validation and by `ttv-train sample`."""
+
+    num_steps: int = Field(50, ge=1)
+    """Solver steps."""
+    guidance_scale: float = Field(6.0, ge=1)
+    """Classifier-free guidance; 1 switches it off."""
+    seed: int = Field(0, ge=0)
+    """Seed of the initial noise."""
+
+
+class TrackingConfig(Section):
+    """Where metrics go, besides metrics.jsonl."""
+
+    trackers: list[Literal["tensorboard", "wandb", "aim", "comet_ml", "mlflow", "clearml", "swanlab"]] = ["tensorboard"]
+    """Trackers of accelerate."""
+    every_steps: int = Field(1, ge=1)
+    """Steps between metric records."""
+
+
+class RunConfig(Section):
+    """One run: from clips to a trained model."""
+
+    output_dir: str = "runs/default"
+    """Folder of this run: checkpoints, metrics, samples, report. Nothing is written outside it and `latents.path`."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything random; together with the data it decides the loss curve, on any number of ranks."""
+    device: DeviceConfig = DeviceConfig()
+    dataset: DatasetConfig = DatasetConfig()
+    vae: VaeConfig = WaveletVaeConfig(kind="wavelet")
+    text_encoder: TextEncoderConfig = HashTextEncoderConfig(kind="hash")
+    latents: LatentsConfig = LatentsConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ema: EmaConfig = EmaConfig()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    validation: ValidationConfig = ValidationConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+
+class _Yaml12Loader(yaml.SafeLoader):
+    """SafeLoader in which `1e-4` is a number (YAML 1.2) and a repeated key is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Yaml12Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+"),
+    list("-+.0123456789"),
+)
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, _Yaml12Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise UserError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _section_models(annotation: Any) -> list[type[Section]]:
+    """The section classes that an annotation admits: one, several for a union, none for a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType, Annotated):
+        return [model for argument in typing.get_args(annotation) for model in _section_models(argument)]
+    return []
+
+
+def _model_of(models: list[type[Section]], data: dict[str, Any]) -> type[Section] | None:
+    """The class that `data` is meant for: the only one, or the union member whose `kind` it names."""
+    if len(models) == 1:
+        return models[0]
+    for model in models:
+        if data.get("kind") in typing.get_args(model.model_fields["kind"].annotation):
+            return model
+    return None
+
+
+def _refuse_unknown_keys(model: type[Section], data: dict[str, Any], prefix: str, origin: str) -> None:
+    for key, value in data.items():
+        if key not in model.model_fields:
+            close = difflib.get_close_matches(str(key), model.model_fields, n=1)
+            mend = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(model.model_fields)}"
+            raise UserError(f"{origin}: unknown key {prefix}{key}; {mend}")
+        child = _model_of(_section_models(model.model_fields[key].annotation), value) if isinstance(value, dict) else None
+        if child is not None:
+            _refuse_unknown_keys(child, value, f"{prefix}{key}.", origin)
+
+
+def _apply_overrides(data: dict[str, Any], overrides: list[str]) -> None:
+    """Sets ``--section.key VALUE`` and ``--section.key=VALUE`` pairs in `data`; values are parsed as YAML."""
+    remaining = list(overrides)
+    while remaining:
+        flag = remaining.pop(0)
+        if not flag.startswith("--") or len(flag) < 3:
+            raise UserError(f"unexpected argument {flag!r}; overrides look like --optimizer.learning_rate 5e-5")
+        path, separator, text = flag[2:].partition("=")
+        if not separator:
+            if not remaining:
+                raise UserError(f"override --{path} has no value; write --{path} VALUE")
+            text = remaining.pop(0)
+        target = data
+        *parents, leaf = path.split(".")
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise UserError(f"override --{path}: {parent} is a value, not a section")
+        target[leaf] = _parse_yaml(text, f"override --{path}")
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    # The tag of a union member (vae.wavelet.channels) is not part of the user's key.
+    tags = {"wavelet", "diffusers", "hash", "transformers"}
+    location = ".".join(str(part) for part in problem["loc"] if part not in tags)
+    given = problem["input"]
+    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool | None) else ""
+    return f"{location}: {problem['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Reads a run's YAML file, applies dotted overrides and validates the result.
+
+    Raises:
+        UserError: the file is missing or malformed, a key is unknown, or a value is not allowed.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: cannot be read: {error}") from None
+    data = _parse_yaml(text, str(path)) or {}
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: a config is a mapping of sections, not a {type(data).__name__}")
+    _apply_overrides(data, overrides or [])
+    return parse_config(data, str(path))
+
+
+def parse_config(data: dict[str, Any], origin: str = "config") -> RunConfig:
+    """Validates an in-memory config; `origin` names it in errors. Raises UserError as `load_config` does."""
+    _refuse_unknown_keys(RunConfig, data, "", origin)
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{origin}: {_first_problem(error)}") from None
+
+
+def save_config(config: RunConfig, path: Path) -> None:
+    """Writes the resolved config as YAML that `load_config` reads back to an equal object."""
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+def parse_bucket(bucket: str) -> tuple[int, int, int]:
+    """``"49x480x720"`` to ``(49, 480, 720)``: frames, height, width. The config has validated the format."""
+    frames, height, width = map(int, bucket.split("x"))
+    return frames, height, width
+
+
+def micro_batches(config: TrainingConfig, data_parallel_degree: int) -> int:
+    """Number of micro-batches per step on one data-parallel rank.
+
+    Raises:
+        UserError: the global batch cannot be dealt evenly to the data-parallel ranks.
+    """
+    if config.global_batch_size % data_parallel_degree:
+        raise UserError(
+            f"training.global_batch_size {config.global_batch_size} cannot be dealt to {data_parallel_degree} "
+            "data-parallel ranks; make it a multiple, or raise parallel.sequence.degree"
+        )
+    return math.ceil(config.global_batch_size / data_parallel_degree / config.micro_batch_size)

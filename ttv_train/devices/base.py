@@ -1,0 +1,32 @@
+"""What differs between accelerators, behind one protocol."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+
+class DeviceBackend(Protocol):
+    """One kind of accelerator. Nothing outside ``ttv_train.devices`` calls ``torch.cuda`` or ``torch.npu``."""
+
+    name: str
+    """`cuda`, `npu` or `cpu`; also torch's device type."""
+    collectives_backend: str
+    """Backend of torch.distributed: `nccl`, `hccl` or `gloo`."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables that must be set before torch touches the device, such as the allocator's. A value that the user
+        has set already is kept."""
+        ...
+
+    def device(self, local_rank: int) -> torch.device:
+        """The device of this process, made current."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until everything queued on the device has run, so that a wall clock around it tells the truth."""
+        ...
+
+    def peak_memory_bytes(self) -> int:
+        """Highest memory in use since the process started: allocated on the device, or resident on a CPU."""
+        ...
