@@ -127,6 +127,8 @@ class LatentsConfig(Section):
     """Folder or fsspec URL of the latent shards."""
     samples_per_shard: int = Field(64, ge=1)
     """Samples in one tar shard. A shard is the unit that a killed job repeats."""
+    max_bad_fraction: float = Field(0.01, ge=0, lt=1)
+    """Training stops when a larger part of the samples fails its checksum; fewer are replaced and reported."""
 
 
 class ModelConfig(Section):

@@ -1,6 +1,5 @@
 """What differs between accelerators, behind one protocol."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -13,11 +12,6 @@ class DeviceBackend(Protocol):
     """`cuda`, `npu` or `cpu`; also torch's device type."""
     collectives_backend: str
     """Backend of torch.distributed: `nccl`, `hccl` or `gloo`."""
-
-    def environment(self) -> Mapping[str, str]:
-        """Variables that must be set before torch touches the device, such as the allocator's. A value that the user
-        has set already is kept."""
-        ...
 
     def device(self, local_rank: int) -> torch.device:
         """The device of this process, made current."""

@@ -9,9 +9,6 @@ class CpuBackend:
     name = "cpu"
     collectives_backend = "gloo"
 
-    def environment(self) -> dict[str, str]:
-        return {}
-
     def device(self, local_rank: int) -> torch.device:
         return torch.device("cpu")
 

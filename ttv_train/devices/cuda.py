@@ -7,10 +7,6 @@ class CudaBackend:
     name = "cuda"
     collectives_backend = "nccl"
 
-    def environment(self) -> dict[str, str]:
-        # Buckets change the shapes from step to step; fixed-size segments would fragment.
-        return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-
     def device(self, local_rank: int) -> torch.device:
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)

@@ -1,5 +1,7 @@
 """The Ascend NPU backend, through torch_npu (extra `npu`)."""
 
+from typing import Any
+
 import torch
 
 
@@ -8,17 +10,16 @@ class NpuBackend:
     collectives_backend = "hccl"
 
     def __init__(self) -> None:
-        import torch_npu  # type: ignore[import-not-found]  # noqa: F401 - registers torch.npu
+        import torch_npu
 
-    def environment(self) -> dict[str, str]:
-        return {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
+        self._npu: Any = torch_npu.npu
 
     def device(self, local_rank: int) -> torch.device:
-        torch.npu.set_device(local_rank)
+        self._npu.set_device(local_rank)
         return torch.device("npu", local_rank)
 
     def synchronize(self) -> None:
-        torch.npu.synchronize()
+        self._npu.synchronize()
 
     def peak_memory_bytes(self) -> int:
-        return int(torch.npu.max_memory_allocated())
+        return int(self._npu.max_memory_allocated())

@@ -1,0 +1,111 @@
+"""The ranks of a run and the two axes they form: data x sequence."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ttv_train.config import ParallelConfig
+from ttv_train.devices.base import DeviceBackend
+from ttv_train.errors import UserError
+
+
+@dataclass(frozen=True)
+class ParallelMesh:
+    """Where this process stands. Consecutive ranks share a sequence, so that its exchanges stay inside a node."""
+
+    device: torch.device
+    rank: int
+    world_size: int
+    data_rank: int
+    data_degree: int
+    sequence_rank: int
+    sequence_degree: int
+    mesh: DeviceMesh
+    """Two-dimensional, axes `data` and `sequence`."""
+    world: DeviceMesh
+    """The same ranks flattened, over which parameters are sharded."""
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def sequence_group(self) -> dist.ProcessGroup:
+        return self.mesh.get_group("sequence")
+
+
+def check_degrees(config: ParallelConfig, world_size: int) -> None:
+    """Raises UserError when `parallel.sequence.degree` does not divide the number of ranks."""
+    degree = config.sequence.degree
+    if world_size % degree:
+        hint = ""
+        if world_size < degree:
+            hint = (
+                "; note that `accelerate launch --cpu --num_processes N` starts one process: use "
+                f"ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_machines 1 --num_processes {degree}"
+            )
+        raise UserError(
+            f"parallel.sequence.degree {degree} does not divide the {world_size} process(es) of this run; start a "
+            f"multiple of {degree} processes or change the degree{hint}"
+        )
+
+
+@contextmanager
+def distributed(backend: DeviceBackend, timeout_seconds: float) -> Iterator[torch.device]:
+    """Joins the process group that the launcher describes (accelerate and torchrun set the same variables), or forms a
+    group of one without a launcher; leaves it at the end. Yields this process's device."""
+    device = backend.device(int(os.environ.get("LOCAL_RANK", "0")))
+    timeout = timedelta(seconds=timeout_seconds)
+    if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend.collectives_backend, timeout=timeout)
+    else:
+        dist.init_process_group(
+            backend.collectives_backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def build_mesh(config: ParallelConfig, device: torch.device) -> ParallelMesh:
+    """Lays the initialized process group out as data x sequence.
+
+    Raises:
+        UserError: the degrees do not fit the number of ranks.
+    """
+    world_size = dist.get_world_size()
+    check_degrees(config, world_size)
+    degree = config.sequence.degree
+    mesh = init_device_mesh(device.type, (world_size // degree, degree), mesh_dim_names=("data", "sequence"))
+    return ParallelMesh(
+        device=device,
+        rank=dist.get_rank(),
+        world_size=world_size,
+        data_rank=mesh.get_local_rank("data"),
+        data_degree=world_size // degree,
+        sequence_rank=mesh.get_local_rank("sequence"),
+        sequence_degree=degree,
+        mesh=mesh,
+        world=mesh._flatten("world"),
+    )
+
+
+@contextmanager
+def main_rank_first_error(mesh: ParallelMesh) -> Iterator[None]:
+    """Runs a block that only the main rank really executes; its UserError is raised on every rank, so that no rank
+    waits in a collective for one that has given up."""
+    problem: list[str | None] = [None]
+    try:
+        yield
+    except UserError as error:
+        problem = [str(error)]
+    dist.broadcast_object_list(problem, src=0)
+    if problem[0] is not None:
+        raise UserError(problem[0])
