@@ -1,0 +1,60 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ttv_train.data.order import DataOrder
+from ttv_train.errors import UserError
+
+BUCKETS = [(8, 96, 160), (16, 96, 160), (8, 160, 96)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    buckets=st.lists(st.sampled_from(BUCKETS), min_size=1, max_size=40),
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 3),
+)
+def test_an_epoch_shows_every_sample_and_repeats_only_to_fill_batches(buckets, batch_size, seed):
+    order = DataOrder(buckets, seed=seed, digest="d", global_batch_size=batch_size)
+    for epoch in range(2):
+        steps = range(epoch * order.batches_per_epoch, (epoch + 1) * order.batches_per_epoch)
+        batches = [order.batch(step) for step in steps]
+        seen = Counter(index for batch in batches for index in batch.indices)
+        assert set(seen) == set(range(len(buckets)))
+        assert sum(seen.values()) - len(buckets) == order.repeated_per_epoch
+        for batch in batches:
+            assert batch.epoch == epoch
+            assert len(batch.indices) == batch_size
+            assert {buckets[index] for index in batch.indices} == {batch.bucket}
+
+
+def test_the_order_is_a_function_of_seed_digest_and_step():
+    def indices(seed=0, digest="d", steps=range(30)):
+        order = DataOrder(BUCKETS * 5, seed=seed, digest=digest, global_batch_size=2)
+        return [order.batch(step) for step in steps]
+
+    assert indices() == indices()
+    assert indices(steps=range(29, -1, -1)) == indices()[::-1]  # addressed, not consumed
+    assert indices(seed=1) != indices()
+    assert indices(digest="e") != indices()
+
+
+def test_epochs_differ():
+    order = DataOrder([BUCKETS[0]] * 12, seed=0, digest="d", global_batch_size=12)
+    assert order.batch(0).indices != order.batch(1).indices
+
+
+def test_replacements_stay_in_the_bucket_and_reach_every_member():
+    buckets = BUCKETS * 4
+    order = DataOrder(buckets, seed=0, digest="d", global_batch_size=2)
+    batch = order.batch(3)
+    replacements = [order.replacement(batch, 1, attempt) for attempt in range(4)]
+    assert {buckets[index] for index in replacements} == {batch.bucket}
+    assert len(set(replacements)) == 4
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(UserError, match="no sample is left"):
+        DataOrder([], seed=0, digest="d", global_batch_size=1)
