@@ -5,7 +5,6 @@ errors. The resolved config is saved in the run folder, and the same file drives
 """
 
 import difflib
-import math
 import re
 import types
 import typing
@@ -364,7 +363,7 @@ def _refuse_unknown_keys(model: type[Section], data: dict[str, Any], prefix: str
             _refuse_unknown_keys(child, value, f"{prefix}{key}.", origin)
 
 
-def _apply_overrides(data: dict[str, Any], overrides: list[str]) -> None:
+def apply_overrides(data: dict[str, Any], overrides: list[str]) -> None:
     """Sets ``--section.key VALUE`` and ``--section.key=VALUE`` pairs in `data`; values are parsed as YAML."""
     remaining = list(overrides)
     while remaining:
@@ -410,7 +409,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     data = _parse_yaml(text, str(path)) or {}
     if not isinstance(data, dict):
         raise UserError(f"{path}: a config is a mapping of sections, not a {type(data).__name__}")
-    _apply_overrides(data, overrides or [])
+    apply_overrides(data, overrides or [])
     return parse_config(data, str(path))
 
 
@@ -432,17 +431,3 @@ def parse_bucket(bucket: str) -> tuple[int, int, int]:
     """``"49x480x720"`` to ``(49, 480, 720)``: frames, height, width. The config has validated the format."""
     frames, height, width = map(int, bucket.split("x"))
     return frames, height, width
-
-
-def micro_batches(config: TrainingConfig, data_parallel_degree: int) -> int:
-    """Number of micro-batches per step on one data-parallel rank.
-
-    Raises:
-        UserError: the global batch cannot be dealt evenly to the data-parallel ranks.
-    """
-    if config.global_batch_size % data_parallel_degree:
-        raise UserError(
-            f"training.global_batch_size {config.global_batch_size} cannot be dealt to {data_parallel_degree} "
-            "data-parallel ranks; make it a multiple, or raise parallel.sequence.degree"
-        )
-    return math.ceil(config.global_batch_size / data_parallel_degree / config.micro_batch_size)

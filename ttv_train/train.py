@@ -1,10 +1,16 @@
 """One training run, top to bottom: build the parts, then the loop."""
 
+import hashlib
 import logging
+import math
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
 
@@ -12,27 +18,324 @@ from ttv_train import sample
 from ttv_train.checkpoint.load import latest_verified, load_checkpoint
 from ttv_train.checkpoint.lock import lock_run_folder
 from ttv_train.checkpoint.save import save_checkpoint
-from ttv_train.config import RunConfig, micro_batches, save_config
-from ttv_train.data.collate import Collator
+from ttv_train.config import RunConfig, save_config
+from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.loader import LatentLoader
 from ttv_train.data.order import DataOrder
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
 from ttv_train.data.shards import LatentEntry, LatentStore
 from ttv_train.data.synthetic import SyntheticStore
 from ttv_train.devices import get_backend
+from ttv_train.devices.base import DeviceBackend
 from ttv_train.diffusion import build_objective
 from ttv_train.ema import Ema
 from ttv_train.encoders import encoder_fingerprint
+from ttv_train.encoders.text import build_text_encoder
 from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
-from ttv_train.models.build import build_sharded_model
+from ttv_train.models.build import build_model
 from ttv_train.monitor.metrics import MetricsLog
 from ttv_train.monitor.progress import TrainingProgress
 from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.monitor.summary import write_summary
 from ttv_train.parallel import collectives
-from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed, main_rank_first_error
+from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed, same_error_on_all_ranks
 from ttv_train.report import write_report
-from ttv_train.step import TrainStep
+from ttv_train.step import StepResult, TrainStep
 from ttv_train.validate import split_holdout, validation_batches, validation_loss
+
+logger = logging.getLogger(__name__)
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def run(config: RunConfig, *, dry_run: bool = False) -> None:
+    """Trains as `config` says, going on from the newest checkpoint in `output_dir` if there is one.
+
+    A dry run builds every part, takes one step and writes nothing; before anything is encoded it trains on random
+    latents of the same shapes.
+
+    Raises:
+        UserError: on every rank, for anything wrong with the config, the data or the number of ranks.
+    """
+    backend = get_backend(config.device.backend)
+    with distributed(backend, config.parallel.timeout_seconds) as device:
+        mesh = build_mesh(config.parallel, device)
+        with nullcontext() if dry_run else lock_run_folder(Path(config.output_dir)):
+            trainer = Trainer(config, mesh, backend, dry_run)
+            if dry_run:
+                trainer.dry_run_step()
+            else:
+                trainer.train()
+
+
+def open_store(config: RunConfig, allow_synthetic: bool) -> LatentStore | SyntheticStore:
+    """The encoded dataset, refused when it was encoded with other settings than `config` holds now."""
+    if allow_synthetic and not LatentStore.exists(config.latents.path):
+        vae = build_vae(config.vae, torch.device("cpu"))
+        text_encoder = build_text_encoder(config.text_encoder, torch.device("cpu"))
+        return SyntheticStore(config, vae, text_encoder)
+    store = LatentStore.open(config.latents.path)
+    if store.fingerprint != encoder_fingerprint(config):
+        raise UserError(
+            f"latents.path {config.latents.path}: encoded with other vae, text_encoder or dataset settings than this "
+            "config holds; run `ttv-train encode` with this config to renew what is stale"
+        )
+    return store
+
+
+def dataset_digest(entries: Sequence[LatentEntry]) -> str:
+    """SHA-256 over the keys of the training set: with the seed and the batch size it decides the data order."""
+    return hashlib.sha256("\n".join(entry.key for entry in entries).encode()).hexdigest()
+
+
+class Trainer:
+    """The parts of a run, built in the order in which a batch meets them, and the loop over them."""
+
+    def __init__(self, config: RunConfig, mesh: ParallelMesh, backend: DeviceBackend, dry_run: bool) -> None:
+        self.config, self.mesh, self.backend = config, mesh, backend
+        self.output = Path(config.output_dir)
+        training = config.training
+        if training.global_batch_size % mesh.data_degree:
+            raise UserError(
+                f"training.global_batch_size {training.global_batch_size} cannot be dealt to {mesh.data_degree} "
+                "data-parallel ranks; make it a multiple of them, or raise parallel.sequence.degree"
+            )
+
+        # Data: stored latents, in an order that is a function of the step.
+        with same_error_on_all_ranks():
+            self.store = open_store(config, allow_synthetic=dry_run)
+        entries, held_out = split_holdout(self.store.entries, config.validation, config.seed)
+        self.digest = dataset_digest(entries)
+        self.order = DataOrder(
+            [entry.bucket for entry in entries],
+            seed=config.seed,
+            digest=self.digest,
+            global_batch_size=training.global_batch_size,
+        )
+        collator = Collator(
+            seed=config.seed,
+            normalization=self.store.normalization,
+            null_prompt=self.store.null_prompt(),
+            caption_dropout=config.objective.caption_dropout,
+            max_text_tokens=config.text_encoder.max_length,
+        )
+        self.loader = LatentLoader(
+            store=self.store,
+            entries=entries,
+            order=self.order,
+            collator=collator,
+            data_rank=mesh.data_rank,
+            data_degree=mesh.data_degree,
+            micro_batch_size=training.micro_batch_size,
+            max_bad_fraction=config.latents.max_bad_fraction,
+            on_bad_sample=self._quarantine_sample,
+        )
+
+        # Model and objective.
+        self.family = FAMILIES[config.model.family]
+        self.objective = build_objective(config.objective, self.family)
+        self.compute_dtype = COMPUTE_DTYPES[training.precision]
+        self.model, self.sequence = build_model(
+            config,
+            mesh,
+            latent_channels=entries[0].latent_shape[0],
+            text_hidden_size=self.store.null_prompt()[0].shape[-1],
+            compute_dtype=self.compute_dtype,
+        )
+
+        # Optimizer step.
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=config.optimizer.learning_rate,
+            betas=config.optimizer.betas,
+            eps=config.optimizer.eps,
+            weight_decay=config.optimizer.weight_decay,
+        )
+        self.ema = Ema(self.model, config.ema.decay) if config.ema.enabled else None
+        self.timer = StepTimer(backend)
+        self.train_step = TrainStep(
+            model=self.model,
+            family=self.family,
+            objective=self.objective,
+            sequence=self.sequence,
+            optimizer=self.optimizer,
+            ema=self.ema,
+            mesh=mesh,
+            config=config.optimizer,
+            total_steps=training.steps,
+            compute_dtype=self.compute_dtype,
+            timer=self.timer,
+        )
+
+        # Validation.
+        self.held_out = held_out
+        self.validation_batches = validation_batches(
+            self.store, held_out, replace(collator, caption_dropout=0.0), training.micro_batch_size
+        )
+        self.vae = build_vae(config.vae, mesh.device) if config.validation.num_videos and not dry_run else None
+        self.stop_requested = False
+
+    def train(self) -> None:
+        """The loop: data, step, metrics, validation, checkpoint."""
+        config, mesh = self.config, self.mesh
+        start = self._resume()
+        signal.signal(signal.SIGTERM, self._request_stop)
+        metrics = MetricsLog(self.output, config, is_main=mesh.is_main, resumed_step=start)
+        progress = TrainingProgress(config.training.steps, start, is_main=mesh.is_main)
+        if start == 0:
+            metrics.log(0, "validation", self._validate(0))
+        skipped_in_a_row = 0
+        last_record = time.monotonic()
+        steps = self.loader.steps(start, config.training.steps)
+        for step in range(start, config.training.steps):
+            with self.timer.phase("data"):
+                batches = next(steps)
+            result = self.train_step(batches, step, self.stop_requested)
+            done = step + 1
+
+            skipped_in_a_row = skipped_in_a_row + 1 if result.skipped else 0
+            if skipped_in_a_row > config.training.max_skipped_steps:
+                raise UserError(
+                    f"the loss or gradient norm was not finite in {skipped_in_a_row} steps in a row, more than "
+                    "training.max_skipped_steps; lower optimizer.learning_rate or look at the data of these steps"
+                )
+            seconds = time.monotonic() - last_record
+            last_record += seconds
+            record = self._record(batches, result, step, seconds)
+            progress.update(record)
+            if done % config.tracking.every_steps == 0 or done == config.training.steps:
+                metrics.log(done, "train", record)
+
+            last = done == config.training.steps
+            if last or done % config.validation.every_steps == 0:
+                metrics.log(done, "validation", self._validate(done))
+                last_record = time.monotonic()
+            if last or result.stop_requested or done % config.checkpoint.every_steps == 0:
+                self._save(done)
+                last_record = time.monotonic()
+            if result.stop_requested and not last:
+                logger.info("stopped by SIGTERM after step %d; the same command goes on from there", done)
+                break
+        steps.close()
+        metrics.close()
+        progress.close()
+        if mesh.is_main:
+            write_summary(self.output, config, self.store, mesh, self.backend)
+            write_report(self.output)
+
+    def dry_run_step(self) -> None:
+        """One optimizer step, reported on the log."""
+        batches = next(self.loader.steps(0, 1))
+        result = self.train_step(batches, 0)
+        record = self._record(batches, result, 0, seconds=sum(self.timer.end_step().values()))
+        if self.mesh.is_main:
+            print(
+                f"dry run: {self.mesh.world_size} process(es), {self.config.model.family} with "
+                f"{sum(parameter.numel() for parameter in self.model.parameters()):,} parameters, "
+                f"{record['tokens']:,} tokens per step, loss {result.loss:.4f}, "
+                f"peak memory {self.backend.peak_memory_bytes() / 2**20:.0f} MiB; nothing was written"
+            )
+
+    def _resume(self) -> int:
+        """Loads the newest checkpoint that verifies, if any; returns the number of steps it has behind it."""
+        config, folder = self.config, self.output / "checkpoints"
+        checkpoint = latest_verified(folder)
+        if checkpoint is None:
+            if self.mesh.is_main:
+                save_config(config, self.output / "config.resolved.yaml")
+            return 0
+        if not config.checkpoint.resume:
+            raise UserError(
+                f"output_dir {self.output} holds {checkpoint.name} and checkpoint.resume is false; choose another "
+                "output_dir or allow resuming"
+            )
+        state = load_checkpoint(checkpoint, self.model, self.optimizer, self.ema)
+        for key, value in self._identity().items():
+            if state[key] != value:
+                raise UserError(
+                    f"{key} is {value!r} but {checkpoint} was trained with {state[key]!r}; use that value again or "
+                    "another output_dir"
+                )
+        if state["dataset_digest"] != self.digest and self.mesh.is_main:
+            logger.warning("latents.path has other training samples than at %s; the order is new", checkpoint.name)
+        if self.mesh.is_main:
+            save_config(config, self.output / "config.resolved.yaml")
+            logger.info("resuming from %s", checkpoint)
+        return int(state["step"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What must not change between the parts of one run, by config key."""
+        return {"seed": self.config.seed, "training.global_batch_size": self.config.training.global_batch_size}
+
+    def _save(self, done: int) -> None:
+        state = {"step": done, "dataset_digest": self.digest, **self._identity()}
+        save_checkpoint(
+            self.output / "checkpoints",
+            done,
+            self.model,
+            self.optimizer,
+            self.ema,
+            state,
+            keep_last=self.config.checkpoint.keep_last,
+        )
+
+    def _validate(self, done: int) -> dict[str, Any]:
+        """Held-out loss, and videos of held-out captions, with the averaged weights where there are any."""
+        config = self.config
+        with self.ema.applied(self.model) if self.ema is not None else nullcontext():
+            losses = validation_loss(
+                self.model,
+                self.family,
+                self.objective,
+                self.sequence,
+                self.mesh,
+                self.validation_batches,
+                config.validation.noise_levels,
+                self.compute_dtype,
+            )
+            if self.vae is not None:
+                self._sample_videos(done)
+        return {
+            "loss": sum(losses.values()) / len(losses),
+            "loss_by_noise_level": {str(level): loss for level, loss in losses.items()},
+        }
+
+    def _record(self, batches: Sequence[Batch], result: StepResult, step: int, seconds: float) -> dict[str, Any]:
+        """The metrics of one step over all ranks."""
+        frames = self.mesh.data_degree * sum(batch.num_frames for batch in batches)
+        tokens = self.mesh.data_degree * sum(self._num_tokens(batch) for batch in batches)
+        batch = self.order.batch(step)
+        return {
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "skipped": result.skipped,
+            "epoch": batch.epoch,
+            "bucket": "x".join(map(str, batch.bucket)),
+            "samples": len(batch.indices),
+            "frames": frames,
+            "tokens": tokens,
+            "frames_per_second": frames / seconds,
+            "tokens_per_second": tokens / seconds,
+            "step_seconds": self.timer.end_step(),
+            "communication": collectives.snapshot(),
+        }
+
+    def _num_tokens(self, batch: Batch) -> int:
+        grid = self.family.token_grid(self.model, tuple(batch.latents.shape[1:]))
+        return len(batch.keys) * math.prod(grid)
+
+    def _sample_videos(self, done: int) -> None:
+        """Videos of the first held-out captions, under samples/step-N."""
+        entries = self.held_out[: self.config.validation.num_videos]
+        sample.sample_entries(...)
+
+    def _quarantine_sample(self, entry: LatentEntry, reason: str) -> None:
+        # The ranks of one sequence-parallel group read the same samples; one of them reports.
+        if self.mesh.sequence_rank == 0:
+            self.quarantine.add(QuarantineRow(name=entry.source_name, reason=reason, stage="train"))
+
+    def _request_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stop_requested = True

@@ -98,14 +98,16 @@ def build_mesh(config: ParallelConfig, device: torch.device) -> ParallelMesh:
 
 
 @contextmanager
-def main_rank_first_error(mesh: ParallelMesh) -> Iterator[None]:
-    """Runs a block that only the main rank really executes; its UserError is raised on every rank, so that no rank
-    waits in a collective for one that has given up."""
-    problem: list[str | None] = [None]
+def same_error_on_all_ranks() -> Iterator[None]:
+    """Raises the first rank's UserError of the block on every rank, so that none waits in a collective for one that
+    has given up. The block itself must not contain collectives."""
+    problem: str | None = None
     try:
         yield
     except UserError as error:
-        problem = [str(error)]
-    dist.broadcast_object_list(problem, src=0)
-    if problem[0] is not None:
-        raise UserError(problem[0])
+        problem = str(error)
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    first = next((other for other in problems if other is not None), None)
+    if first is not None:
+        raise UserError(first)

@@ -1,0 +1,127 @@
+"""The command line: thin calls. Heavy imports happen inside the commands, after the allocator's environment is set."""
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ttv_train.config import DatasetConfig, RunConfig, load_config
+from ttv_train.devices import prepare_environment
+from ttv_train.errors import UserError
+
+LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
+PR_SET_PDEATHSIG = 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command. Commands with `--config` also take dotted overrides of config keys."""
+    parser = argparse.ArgumentParser(prog="ttv-train", description="Text-to-video diffusion training.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def with_config(name: str, summary: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name, help=summary, description=f"{summary} Any config key can be overridden: --section.key VALUE."
+        )
+        command.add_argument("--config", required=True, help="YAML file of the run")
+        return command
+
+    with_config("encode", "Encode clips and captions to latent shards.")
+    train = with_config("train", "Train; goes on from the newest checkpoint in output_dir.")
+    train.add_argument("--dry-run", action="store_true", help="build everything, take one step, write nothing")
+    sample = with_config("sample", "Sample videos from a checkpoint.")
+    sample.add_argument("--checkpoint", type=Path, help="checkpoint folder; default: the newest in output_dir")
+    sample.add_argument("--prompt", action="append", help="a prompt; may be repeated; default: the dataset's captions")
+    sample.add_argument("--output", type=Path, help="folder of the videos; default: output_dir/samples/step-N")
+    sample.add_argument("--no-ema", action="store_true", help="use the raw weights instead of their average")
+    export = with_config("export", "Write a checkpoint as a diffusers folder.")
+    export.add_argument("--checkpoint", type=Path, help="checkpoint folder; default: the newest in output_dir")
+    export.add_argument("--output", type=Path, required=True, help="folder to write; must not exist")
+    export.add_argument("--no-ema", action="store_true", help="export the raw weights instead of their average")
+    check = commands.add_parser("check-data", help="Show what each file of a dataset folder becomes, or why it is dropped.")
+    check.add_argument("folder", help="dataset folder")
+    check.add_argument("--config", help="take the dataset section of this run; default: the section's defaults")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    report = commands.add_parser("report", help="Write report.html of a run folder.")
+    report.add_argument("run_folder", type=Path, help="output_dir of the run")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 0, or 2 for a mistake that the user can mend."""
+    parser = build_parser()
+    options, overrides = parser.parse_known_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    die_with_launcher()
+    try:
+        return run_command(options, overrides)
+    except UserError as error:
+        print(f"ttv-train: error: {error}", file=sys.stderr)
+        return 2
+
+
+def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
+    """Calls the function of the chosen command. Raises UserError for anything wrong with its input."""
+    if options.command == "report":
+        refuse_overrides(overrides)
+        from ttv_train import report
+
+        print(report.write_report(options.run_folder))
+        return 0
+    if options.command == "check-data":
+        from ttv_train.data import check
+
+        dataset = load_config(options.config, overrides).dataset if options.config else dataset_config(overrides)
+        return check.check_data(dataset.model_copy(update={"path": options.folder}), as_json=options.json)
+
+    config = load_config(options.config, overrides)
+    prepare_environment(config.device.backend)
+    if options.command == "encode":
+        from ttv_train import encode
+
+        print(encode.run(config))
+    elif options.command == "train":
+        from ttv_train import train
+
+        train.run(config, dry_run=options.dry_run)
+    elif options.command == "sample":
+        from ttv_train import sample
+
+        for path in sample.run(
+            config,
+            checkpoint=options.checkpoint,
+            prompts=options.prompt,
+            use_ema=not options.no_ema,
+            output=options.output,
+        ):
+            print(path)
+    elif options.command == "export":
+        from ttv_train import export
+
+        print(export.run(config, checkpoint=options.checkpoint, output=options.output, use_ema=not options.no_ema))
+    return 0
+
+
+def dataset_config(overrides: list[str]) -> DatasetConfig:
+    """The default dataset section with `--dataset.key VALUE` overrides."""
+    from ttv_train.config import apply_overrides, parse_config
+
+    data: dict = {}
+    apply_overrides(data, overrides)
+    return parse_config(data, "command line").dataset
+
+
+def refuse_overrides(overrides: list[str]) -> None:
+    """Raises UserError if a command that takes no config was given config keys or anything else."""
+    if overrides:
+        raise UserError(f"unexpected argument {overrides[0]!r}; see ttv-train --help")
+
+
+def die_with_launcher() -> None:
+    """Has the kernel send SIGTERM to this process when its launcher dies (accelerate's single-process launcher does not
+    forward signals, which would leave training running unseen)."""
+    if sys.platform == "linux" and any(variable in os.environ for variable in LAUNCHER_VARIABLES):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

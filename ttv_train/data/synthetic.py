@@ -1,0 +1,52 @@
+"""Random latents of the shapes that a config would give, for a dry run before anything is encoded."""
+
+import torch
+
+from ttv_train.config import RunConfig, parse_bucket
+from ttv_train.data.shards import LatentEntry, LatentSample
+from ttv_train.encoders.text.base import TextEncoder
+from ttv_train.encoders.vae.base import VideoVae
+from ttv_train.parallel.rng import keyed_normal
+
+
+class SyntheticStore:
+    """Stands in for a `LatentStore`: as many samples of every bucket as a global batch holds, read at no cost."""
+
+    path = "synthetic"
+
+    def __init__(self, config: RunConfig, vae: VideoVae, text_encoder: TextEncoder) -> None:
+        self.fingerprint = ""
+        self.normalization = vae.normalization
+        self._embeds = torch.zeros(text_encoder.max_length, text_encoder.hidden_size)
+        self._mask = torch.ones(text_encoder.max_length, dtype=torch.bool)
+        self.entries = []
+        for bucket in map(parse_bucket, config.dataset.buckets):
+            for number in range(config.training.global_batch_size + 1):
+                key = f"synthetic-{'x'.join(map(str, bucket))}-{number}"
+                self.entries.append(
+                    LatentEntry(
+                        key=key,
+                        shard="",
+                        offset=0,
+                        length=0,
+                        sha256="",
+                        source_name=key,
+                        source_sha256=key,
+                        clip_index=number,
+                        is_last_clip=number == config.training.global_batch_size,
+                        caption="",
+                        bucket=bucket,
+                        fps=config.dataset.fps,
+                        latent_shape=vae.latent_shape(*bucket),
+                        num_text_tokens=text_encoder.max_length,
+                    )
+                )
+
+    def read(self, entry: LatentEntry) -> LatentSample:
+        """Unit-scale noise in place of latents, keyed by the entry."""
+        latents = keyed_normal(entry.latent_shape, "synthetic", entry.key)
+        return LatentSample(entry, latents, None, self._embeds, self._mask)
+
+    def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeros (L, D) and a mask (L,) of ones."""
+        return self._embeds, self._mask

@@ -1,0 +1,31 @@
+"""From a config to a model that is ready to run on this mesh: built, sequence-parallel, sharded."""
+
+import torch
+from torch import nn
+
+from ttv_train.config import RunConfig
+from ttv_train.models import FAMILIES
+from ttv_train.parallel.fsdp import shard_model
+from ttv_train.parallel.mesh import ParallelMesh
+from ttv_train.parallel.sequence import build_sequence_parallel
+from ttv_train.parallel.sequence.apply import parallelize_sequence
+from ttv_train.parallel.sequence.base import SequenceParallel
+
+
+def build_model(
+    config: RunConfig, mesh: ParallelMesh, *, latent_channels: int, text_hidden_size: int, compute_dtype: torch.dtype
+) -> tuple[nn.Module, SequenceParallel]:
+    """Builds the model of `config` with the same weights on every rank, then cuts its sequence and its parameters.
+
+    Raises:
+        UserError: the model cannot be built, does not fit the encoders, or cannot be split as the config says.
+    """
+    family = FAMILIES[config.model.family]
+    torch.manual_seed(config.seed)
+    model = family.build(config.model, latent_channels=latent_channels, text_hidden_size=text_hidden_size)
+    sequence = build_sequence_parallel(config.parallel.sequence, mesh.sequence_group)
+    family.install_attention(model, sequence)
+    parallelize_sequence(model, family.sequence_plan, sequence)
+    model.to(mesh.device)
+    shard_model(model, family.blocks(model), config.parallel, mesh, compute_dtype)
+    return model, sequence
