@@ -1,0 +1,203 @@
+"""What every scheme of sequence parallelism offers to models: cut, attend, switch, join.
+
+N ranks share one sequence of video tokens. Each holds a run of them, and everything that acts on tokens one by one
+(projections, norms, MLPs) is computed on the local ones only. Attention is where ranks need each other, and the schemes
+differ in what they exchange there. Text tokens are few: every rank holds all of them.
+
+Gradients follow one rule: each rank computes the loss of its own tokens, and the gradient of a parameter is the SUM
+over the ranks. It holds because every exchange here is differentiated as what it is, a linear map between the tensors
+of all ranks; a replicated tensor gets on each rank the gradient of what that rank computed from its copy.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+
+from ttv_train.parallel import collectives
+from ttv_train.parallel.sequence.shapes import owned_slice, split_sizes
+
+TextTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, key and value of the text tokens, each (B, heads, L, D), the same on every rank."""
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class SequenceParallel(ABC):
+    """One scheme over one process group. Models call it at the same places under every scheme.
+
+    Lengths: `shard` records how many tokens the whole sequence has, under a name; `attention`, `join` and `switch` use
+    that record. A model whose sequences all have the same length needs no names. The record is that of the latest
+    forward pass; backward needs none of it, except when activations are recomputed (see `checkpoint_contexts`).
+    """
+
+    scheme: ClassVar[str]
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.degree = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.join_mode: Literal["place", "gather"] = "place"
+        self._lengths: dict[str, int] = {}
+        self._agreed: set[str] = set()
+
+    def owned(self, length: int) -> slice:
+        """The positions that this rank holds of a sequence of `length` tokens; empty when there are too few."""
+        return owned_slice(length, self.degree, self.rank)
+
+    def local_sizes(self, name: str = "tokens") -> list[int]:
+        """How many tokens of the recorded sequence each rank holds.
+
+        Raises:
+            ValueError: no sequence of that name was sharded.
+        """
+        if name not in self._lengths:
+            raise ValueError(f"no sequence {name!r} has been sharded; known: {', '.join(self._lengths) or 'none'}")
+        return split_sizes(self._lengths[name], self.degree)
+
+    def record_length(self, length: int, name: str = "tokens") -> None:
+        """Records the length of a whole sequence, for callers that cut it themselves by `owned`."""
+        self._lengths[name] = length
+        self._agreed.discard(name)
+
+    def shard(self, x: torch.Tensor, dim: int, name: str = "tokens") -> torch.Tensor:
+        """The local tokens of a tensor that every rank holds whole, and a record of how many there are in all.
+
+        Args:
+            x: any shape; dimension `dim` runs over the tokens.
+        """
+        length = x.shape[dim]
+        self.record_length(length, name)
+        owned = self.owned(length)
+        # A copy, so that the tokens of other ranks are freed with `x`.
+        return x.narrow(dim, owned.start, owned.stop - owned.start).clone(memory_format=torch.contiguous_format)
+
+    def join(self, x: torch.Tensor, dim: int, name: str = "tokens") -> torch.Tensor:
+        """The whole sequence from local tokens, as `join_mode` says.
+
+        `place` (training) sends nothing: the local tokens stand at their positions, the others are zero, and the loss
+        is to be taken at the positions of `owned`. `gather` (sampling) has every token on every rank and no gradient.
+
+        Raises:
+            ValueError: mode `gather` where a gradient is wanted.
+        """
+        sizes = self.local_sizes(name)
+        dim = dim % x.dim()
+        assert x.shape[dim] == sizes[self.rank], (tuple(x.shape), dim, sizes)
+        shape = (*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :])
+        if self.join_mode == "place":
+            owned = self.owned(sum(sizes))
+            return torch.slice_scatter(x.new_zeros(shape), x, dim, owned.start, owned.stop)
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise ValueError("join mode 'gather' has no gradient: sample under torch.no_grad(), train with 'place'")
+        assert self.group is not None
+        rows = x.detach().movedim(dim, 0).contiguous()
+        output = rows.new_empty((sum(sizes), *rows.shape[1:]))
+        collectives.all_gather_rows(output, rows, sizes, self.group, "join").wait()
+        return output.movedim(0, dim)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Within it `join` gathers: for sampling."""
+        previous, self.join_mode = self.join_mode, "gather"
+        try:
+            yield
+        finally:
+            self.join_mode = previous
+
+    def switch(
+        self, x: torch.Tensor, from_dim: int, to_dim: int, from_name: str = "tokens", to_name: str = "space"
+    ) -> torch.Tensor:
+        """For factorised space-time models: under `dsp`, local along `from_dim` becomes local along `to_dim`. Under
+        every other scheme it is the identity, and `attention` does the exchange."""
+        return x
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        text: TextTensors | None = None,
+        text_mask: torch.Tensor | None = None,
+        scale: float | None = None,
+        name: str = "tokens",
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention of local video tokens, and of the text tokens if given, to all video and text tokens.
+
+        Cross attention, where text is attended to but does not attend, needs no exchange under any scheme: call
+        `ttv_train.ops.attention.attention`.
+
+        Args:
+            query: (B, H, S_local, D), positions already applied.
+            key, value: (B, G, S_local, D); H is a multiple of G.
+            text: text query (B, H, L, D), key and value (B, G, L, D).
+            text_mask: (B, L) bool, True where a text token may be attended to.
+            scale: factor of the logits, by default D ** -0.5.
+            name: the record of the sequence that was sharded.
+
+        Returns:
+            (B, H, S_local, D) for the video, and (B, H, L, D) for the text or None. The text output is whole on every
+            rank.
+
+        Raises:
+            ValueError: ranks disagree about the shapes (on every rank), or a mask is given without text.
+        """
+        if text_mask is not None and text is None:
+            raise ValueError("text_mask without text")
+        if self.degree > 1:
+            sizes = self.local_sizes(name)
+            assert query.shape[2] == key.shape[2] == sizes[self.rank], (query.shape, key.shape, sizes)
+            self._check_agreement(query, key, text, name)
+        return self._attention(query, key, value, text, text_mask, scale, name)
+
+    @abstractmethod
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        text: TextTensors | None,
+        text_mask: torch.Tensor | None,
+        scale: float | None,
+        name: str,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+
+    def _check_agreement(self, query: torch.Tensor, key: torch.Tensor, text: TextTensors | None, name: str) -> None:
+        """Compares the shapes of all ranks, once per forward pass: where they differ, gloo would deliver parts of
+        messages without an error. One message of 56 bytes to every other rank."""
+        if name in self._agreed:
+            return
+        assert self.group is not None
+        facts = {
+            "tokens": self._lengths[name],
+            "batch": query.shape[0],
+            "heads": query.shape[1],
+            "key/value heads": key.shape[1],
+            "head channels": query.shape[3],
+            "text tokens": -1 if text is None else text[0].shape[2],
+            "dtype": DTYPES.index(query.dtype),
+        }
+        mine = torch.tensor(list(facts.values()), dtype=torch.int64, device=query.device)
+        everyone = collectives.all_gather(mine, self.group, "check").tolist()
+        for fact, values in zip(facts, zip(*everyone, strict=True), strict=True):
+            if len(set(values)) > 1:
+                raise ValueError(f"the ranks of a sequence-parallel group disagree about {fact}: {list(values)}")
+        self._agreed.add(name)
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Pass as `context_fn` to activation checkpointing, so that recomputation sees the lengths of its own forward
+        pass even when another one, of another shape, came in between."""
+        return nullcontext(), self._restored(dict(self._lengths), set(self._agreed))
+
+    @contextmanager
+    def _restored(self, lengths: dict[str, int], agreed: set[str]) -> Iterator[None]:
+        current = self._lengths, self._agreed
+        self._lengths, self._agreed = lengths, agreed
+        try:
+            yield
+        finally:
+            self._lengths, self._agreed = current
