@@ -122,7 +122,7 @@ def save_as_rank(rank, world_size, store, folder, victim, number):
         world_size=world_size,
         timeout=datetime.timedelta(seconds=30),
     )
-    sys.stderr = Path(os.devnull).open("w")  # the survivor's traceback is expected
+    sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the survivor's traceback is expected
     parts = trained(SAVED_BEFORE + 1)
     if rank == victim:
         die_at_file_operation(number)

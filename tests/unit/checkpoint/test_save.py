@@ -31,7 +31,16 @@ def test_loading_replaces_the_state_of_an_optimizer_that_has_stepped(tmp_path):
     saved, loaded = Parts(seed=1), Parts(seed=2)
     saved.train(1)
     loaded.train(4)
+    loaded.loss().backward()
     path = save_checkpoint(tmp_path, 1, saved.model, saved.optimizer, saved.ema, {}, keep_last=1)
+    load_checkpoint(path, loaded.model, loaded.optimizer, loaded.ema)
+    assert_equal(loaded.tensors(), saved.tensors())
+
+
+def test_loading_from_before_the_first_step_forgets_the_state(tmp_path):
+    saved, loaded = Parts(seed=1), Parts(seed=2)
+    loaded.train(1)
+    path = save_checkpoint(tmp_path, 0, saved.model, saved.optimizer, saved.ema, {}, keep_last=1)
     load_checkpoint(path, loaded.model, loaded.optimizer, loaded.ema)
     assert_equal(loaded.tensors(), saved.tensors())
 
