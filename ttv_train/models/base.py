@@ -1,0 +1,100 @@
+"""What the trainer needs to know about a model family, and nothing more.
+
+An adapter describes a family: how its transformer is built, where its sequence is cut, what a forward pass takes. It
+holds no weights and no state, so there is one object per family. Latents are `(B, C, t, h, w)` throughout the project;
+an adapter permutes them when its transformer wants another order.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from ttv_train.config import ModelConfig
+from ttv_train.parallel.sequence.base import SequenceParallel
+from ttv_train.parallel.sequence.plan import SequencePlan
+
+LatentShape = tuple[int, ...]
+"""Channels, frames, height and width of the latents of one clip, as `tuple(latents.shape[1:])` gives them."""
+
+
+class ModelFamily(Protocol):
+    """Adapter of one family of video diffusion transformers."""
+
+    name: str
+    """As in `model.family` of the config."""
+    solvers: Mapping[str, tuple[str, ...]]
+    """Objectives that the family can be trained with -> solvers that can sample it, the family's own one first."""
+    uses_prompt_mask: bool
+    """Whether padded text tokens are masked. CogVideoX attends to padding, as it was trained."""
+    sequence_schemes: tuple[str, ...]
+    """Schemes of sequence parallelism that the family's blocks can run under."""
+    sequence_plan: SequencePlan
+    """Where the sequence of video tokens is cut and joined."""
+
+    def build(self, config: ModelConfig, *, latent_channels: int, text_hidden_size: int) -> nn.Module:
+        """The transformer, float32 on the CPU: new from `config.config`, or with the weights at `config.path`.
+
+        New weights are drawn from torch's global generator; the caller seeds it.
+
+        Raises:
+            UserError: unknown or impossible settings, weights that cannot be loaded, or a transformer that does not
+                fit latents of `latent_channels` or text embeddings of `text_hidden_size`.
+        """
+        ...
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Transformer blocks in order: the units of parameter sharding and activation checkpointing."""
+        ...
+
+    def install_attention(self, model: nn.Module, sequence: SequenceParallel) -> None:
+        """Makes every self-attention of `model` call `sequence.attention`."""
+        ...
+
+    def num_padding_frames(self, model: nn.Module, num_latent_frames: int) -> int:
+        """Latent frames that must be put in front of a clip, because the family patches several frames together.
+
+        In training they are copies of the first latent frame; in sampling they are noise, and dropped at the end.
+        """
+        ...
+
+    def check_latents(self, model: nn.Module, latent_shape: LatentShape) -> None:
+        """Refuses latents that the model cannot take.
+
+        Raises:
+            UserError: naming the dimension that does not fit.
+        """
+        ...
+
+    def token_grid(self, model: nn.Module, latent_shape: LatentShape) -> tuple[int, int, int]:
+        """Video tokens along frames, height and width, in the order in which the sequence runs over them."""
+        ...
+
+    def predict(
+        self,
+        model: nn.Module,
+        noisy_latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        prompt_embeds: torch.Tensor,
+        prompt_mask: torch.Tensor,
+        *,
+        fps: torch.Tensor,
+        height: int,
+        width: int,
+    ) -> torch.Tensor:
+        """One forward pass.
+
+        Args:
+            noisy_latents: (B, C, t, h, w), in the type the model computes in.
+            timesteps: (B,) float32, in [0, 1000].
+            prompt_embeds: (B, L, D).
+            prompt_mask: (B, L) bool, True where there is a token.
+            fps: (B,) frames per second of the clips.
+            height, width: of the clips, in pixels.
+
+        Returns:
+            (B, C, t, h, w): the objective's target as the model predicts it, with values at the video tokens that this
+            rank owns and zeros elsewhere when the sequence is shared.
+        """
+        ...
