@@ -122,7 +122,7 @@ def all_gather(input: torch.Tensor, group: dist.ProcessGroup, purpose: str) -> t
     output = input.new_empty((degree, *input.shape))
     _count(purpose, 1, (degree - 1) * input.nbytes)
     with _timed(purpose):
-        dist.all_gather_into_tensor(output.view(-1), input.contiguous().view(-1), group=group)
+        dist.all_gather(list(output.unbind()), input.contiguous(), group=group)
     return output
 
 

@@ -35,6 +35,8 @@ class SequenceParallel(ABC):
     """
 
     scheme: ClassVar[str]
+    attention_exchanges: ClassVar[bool] = True
+    """Whether `attention` communicates; otherwise it acts on whatever tokens it is given."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
@@ -148,10 +150,18 @@ class SequenceParallel(ABC):
         """
         if text_mask is not None and text is None:
             raise ValueError("text_mask without text")
-        if self.degree > 1:
+        if self.attention_exchanges:
             sizes = self.local_sizes(name)
             assert query.shape[2] == key.shape[2] == sizes[self.rank], (query.shape, key.shape, sizes)
-            self._check_agreement(query, key, text, name)
+            facts = {
+                "batch": query.shape[0],
+                "heads": query.shape[1],
+                "key/value heads": key.shape[1],
+                "head channels": query.shape[3],
+                "text tokens": -1 if text is None else text[0].shape[2],
+                "dtype": DTYPES.index(query.dtype),
+            }
+            self._check_agreement(name, facts, query.device)
         return self._attention(query, key, value, text, text_mask, scale, name)
 
     @abstractmethod
@@ -166,22 +176,14 @@ class SequenceParallel(ABC):
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
-    def _check_agreement(self, query: torch.Tensor, key: torch.Tensor, text: TextTensors | None, name: str) -> None:
-        """Compares the shapes of all ranks, once per forward pass: where they differ, gloo would deliver parts of
-        messages without an error. One message of 56 bytes to every other rank."""
+    def _check_agreement(self, name: str, facts: dict[str, int], device: torch.device) -> None:
+        """Compares the length of sequence `name` and `facts` between the ranks, once per forward pass: where they
+        differ, gloo would deliver parts of messages without an error. A message of a few integers to every rank."""
         if name in self._agreed:
             return
         assert self.group is not None
-        facts = {
-            "tokens": self._lengths[name],
-            "batch": query.shape[0],
-            "heads": query.shape[1],
-            "key/value heads": key.shape[1],
-            "head channels": query.shape[3],
-            "text tokens": -1 if text is None else text[0].shape[2],
-            "dtype": DTYPES.index(query.dtype),
-        }
-        mine = torch.tensor(list(facts.values()), dtype=torch.int64, device=query.device)
+        facts = {f"length of {name!r}": self._lengths[name], **facts}
+        mine = torch.tensor(list(facts.values()), dtype=torch.int64, device=device)
         everyone = collectives.all_gather(mine, self.group, "check").tolist()
         for fact, values in zip(facts, zip(*everyone, strict=True), strict=True):
             if len(set(values)) > 1:

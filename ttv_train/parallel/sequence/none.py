@@ -29,6 +29,7 @@ class NoSequenceParallel(SequenceParallel):
     """The same call sites with one rank: nothing is cut, joined or sent."""
 
     scheme = "none"
+    attention_exchanges = False
 
     def __init__(self) -> None:
         super().__init__(None)

@@ -1,8 +1,11 @@
-"""How tokens and heads are dealt to ranks when they do not divide."""
+"""How tokens and heads are dealt to ranks when they do not divide, and the pieces of a message."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+import torch
 
 
 def split_sizes(length: int, parts: int) -> list[int]:
@@ -61,3 +64,10 @@ def split_heads(num_query_heads: int, num_key_heads: int, parts: int) -> HeadSpl
         query = split_slices(split_sizes(num_query_heads, parts))
         key = [slice(part.start // group, -(-part.stop // group)) for part in query]
     return HeadSplit(tuple(query), tuple(key), num_query_heads, num_key_heads)
+
+
+def allocate_pieces(like: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One flat buffer with the type and device of `like`, and its consecutive pieces in these shapes."""
+    buffer = like.new_empty(sum(map(math.prod, shapes)))
+    pieces = buffer.split([math.prod(shape) for shape in shapes])
+    return buffer, [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]

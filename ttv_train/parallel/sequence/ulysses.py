@@ -14,6 +14,7 @@ as it stands: one allocation receives the video behind the text, and attention r
 it, without a copy or a concatenation.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from ttv_train.ops.attention import attention, joint_key_mask
 from ttv_train.parallel import collectives
 from ttv_train.parallel.sequence.base import SequenceParallel, TextTensors
-from ttv_train.parallel.sequence.shapes import HeadSplit, split_heads
+from ttv_train.parallel.sequence.shapes import HeadSplit, allocate_pieces, split_heads
 
 PURPOSE = "ulysses"
 
@@ -90,7 +91,7 @@ class _TokensToHeads(torch.autograd.Function):
         shapes = [
             (local, batch, heads.num_query(peer) + 2 * heads.num_key(peer), channels) for peer in range(len(sizes))
         ]
-        send, pieces = _allocate(video[0], shapes)
+        send, pieces = allocate_pieces(video[0], shapes)
         for peer, piece in enumerate(pieces):
             slices = (heads.query[peer], heads.key[peer], heads.key[peer])
             _fill(piece, [_token_first(x[:, part]) for x, part in zip(video, slices, strict=True)])
@@ -126,7 +127,7 @@ class _TokensToHeads(torch.autograd.Function):
             (sizes[rank], batch, heads.num_query(peer) + 2 * heads.num_key(peer), channels)
             for peer in range(len(sizes))
         ]
-        received, pieces = _allocate(send, shapes)
+        received, pieces = allocate_pieces(send, shapes)
         row = batch * width * channels
         collectives.all_to_all(
             received, send, [p.numel() for p in pieces], [size * row for size in sizes], exchange.group, PURPOSE
@@ -170,18 +171,18 @@ class _HeadsToTokens(torch.autograd.Function):
         # Piece j: (L + S_j, B, own heads, D). The text goes to everyone.
         send_shapes = [(text_length + size, batch, width, channels) for size in sizes]
         if text_length:
-            send, pieces = _allocate(out, send_shapes)
+            send, pieces = allocate_pieces(out, send_shapes)
             for piece, part in zip(pieces, video_out, strict=True):
                 torch.cat((text_out, part), out=piece)
         else:
             send = _token_first(out).contiguous()
         shapes = [(text_length + sizes[rank], batch, heads.num_query(peer), channels) for peer in range(len(sizes))]
-        received, pieces = _allocate(out, shapes)
+        received, pieces = allocate_pieces(out, shapes)
         collectives.all_to_all(
             received,
             send,
             [p.numel() for p in pieces],
-            [_numel(shape) for shape in send_shapes],
+            [math.prod(shape) for shape in send_shapes],
             exchange.group,
             PURPOSE,
         )
@@ -200,13 +201,13 @@ class _HeadsToTokens(torch.autograd.Function):
         batch, _, local, channels = grad_video.shape
 
         shapes = [(text_length + local, batch, heads.num_query(peer), channels) for peer in range(len(sizes))]
-        send, pieces = _allocate(grad_video, shapes)
+        send, pieces = allocate_pieces(grad_video, shapes)
         for peer, piece in enumerate(pieces):
             piece[:text_length] = _token_first(grad_text[:, heads.query[peer]])
             piece[text_length:] = _token_first(grad_video[:, heads.query[peer]])
         width = heads.num_query(rank)
         shapes = [(text_length + size, batch, width, channels) for size in sizes]
-        received, arrived = _allocate(grad_video, shapes)
+        received, arrived = allocate_pieces(grad_video, shapes)
         collectives.all_to_all(
             received, send, [p.numel() for p in arrived], [p.numel() for p in pieces], exchange.group, PURPOSE
         )
@@ -219,17 +220,6 @@ class _HeadsToTokens(torch.autograd.Function):
         grad[:text_length] = of_text.sum(0, dtype=torch.promote_types(of_text.dtype, torch.float32))
         torch.cat([piece[text_length:] for piece in arrived], out=grad[text_length:])
         return None, _head_first(grad), None
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
-
-
-def _allocate(like: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """One flat buffer and its consecutive pieces in these shapes."""
-    buffer = like.new_empty(sum(map(_numel, shapes)))
-    pieces = buffer.split([_numel(shape) for shape in shapes])
-    return buffer, [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _fill(piece: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
