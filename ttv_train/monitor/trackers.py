@@ -1,10 +1,12 @@
 """accelerate's trackers without its Accelerator: TensorBoard, Weights & Biases and others, on the main rank only."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
@@ -42,15 +44,14 @@ def start_trackers(
         UserError: a tracker is not installed or does not start, for instance without its credentials.
     """
     require_trackers(names)
-    # Trackers log through accelerate, which wants to know its rank first. `cpu` keeps it from choosing a device, and
-    # the process group that exists already is left alone.
-    PartialState(cpu=True)
+    _initialize_accelerate()
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/mlflow.db")
     arguments: dict[str, dict[str, Any]] = {
         "tensorboard": {"logging_dir": folder, "purge_step": resumed_step + 1 if resumed_step else None},
         "aim": {"logging_dir": folder},
         "wandb": {"dir": str(folder)},
+        "mlflow": {"logging_dir": (folder / "mlflow").absolute().as_uri()},
         "swanlab": {"logdir": str(folder)},
     }
     trackers = []
@@ -66,3 +67,12 @@ def start_trackers(
             ) from error
         trackers.append(tracker)
     return trackers
+
+
+def _initialize_accelerate() -> None:
+    """Trackers log through accelerate, which wants to know its rank first. `cpu` keeps it from choosing a device; the
+    process group that exists already is left alone, and so is the number of threads, which results depend on."""
+    num_threads = torch.get_num_threads()
+    with warnings.catch_warnings(action="ignore"):
+        PartialState(cpu=True)
+    torch.set_num_threads(num_threads)
