@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ttv_train.errors import UserError
 
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 BUCKET_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 
@@ -24,6 +25,12 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_section(cls, data: Any) -> Any:
+        """A section of which every line is commented out holds its defaults."""
+        return {} if data is None else data
 
 
 class DeviceConfig(Section):
@@ -68,6 +75,7 @@ class WaveletVaeConfig(Section):
     """Orthonormal 3-D Haar transform: needs no weights; for the demo and for tests, not for quality."""
 
     kind: Literal["wavelet"]
+    """Chooses this autoencoder."""
     spatial_levels: int = Field(3, ge=1, le=5)
     """Height and width shrink by 2 to this power."""
     temporal_levels: int = Field(1, ge=0, le=4)
@@ -82,6 +90,7 @@ class DiffusersVaeConfig(Section):
     """A video VAE of diffusers, such as AutoencoderKLCogVideoX."""
 
     kind: Literal["diffusers"]
+    """Chooses this kind of autoencoder."""
     path: str
     """Local folder or hub id with `config.json` and safetensors weights; a pipeline folder may be given as
     `FOLDER/vae`."""
@@ -93,6 +102,7 @@ class HashTextEncoderConfig(Section):
     """Deterministic hash of each token: needs no weights; it tells captions apart and knows nothing of meaning."""
 
     kind: Literal["hash"]
+    """Chooses this text encoder."""
     hidden_size: int = Field(64, ge=1)
     """Width of a token embedding."""
     max_length: int = Field(32, ge=1)
@@ -105,6 +115,7 @@ class TransformersTextEncoderConfig(Section):
     """A text encoder of transformers, such as T5EncoderModel."""
 
     kind: Literal["transformers"]
+    """Chooses this kind of text encoder."""
     path: str
     """Local folder or hub id with safetensors weights."""
     tokenizer_path: str | None = None
@@ -194,7 +205,7 @@ class OptimizerConfig(Section):
 
     learning_rate: float = Field(1e-4, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """AdamW's moment decay rates."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's denominator offset."""
@@ -257,7 +268,7 @@ class ValidationConfig(Section):
     """Fraction of videos held out with `holdout: videos`, at least one."""
     max_clips: int = Field(64, ge=1)
     """Clips whose loss is measured, at most."""
-    noise_levels: list[float] = Field([0.1, 0.3, 0.5, 0.7, 0.9], min_length=1)
+    noise_levels: list[Fraction] = Field([0.1, 0.3, 0.5, 0.7, 0.9], min_length=1)
     """Fixed timesteps of the validation loss, as fractions of the schedule."""
     num_videos: int = Field(0, ge=0)
     """Videos sampled from held-out captions at each validation."""
@@ -286,9 +297,9 @@ class TrackingConfig(Section):
 class RunConfig(Section):
     """One run: from clips to a trained model."""
 
-    output_dir: str = "runs/default"
+    output_dir: str = Field("runs/default", min_length=1)
     """Folder of this run: checkpoints, metrics, samples, report. Nothing is written outside it and `latents.path`."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of everything random; together with the data it decides the loss curve, on any number of ranks."""
     device: DeviceConfig = DeviceConfig()
     dataset: DatasetConfig = DatasetConfig()
@@ -311,24 +322,31 @@ class _Yaml12Loader(yaml.SafeLoader):
     """SafeLoader in which `1e-4` is a number (YAML 1.2) and a repeated key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        # A merge key (<<) brings in keys that the mapping's own may replace.
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in own]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
-_Yaml12Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+"),
-    list("-+.0123456789"),
-)
+class _Yaml12Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes the strings which `_Yaml12Loader` would take for numbers."""
+
+
+for _class in (_Yaml12Loader, _Yaml12Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
 
 
 def _parse_yaml(text: str, origin: str) -> Any:
     try:
         return yaml.load(text, _Yaml12Loader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-13-01
         raise UserError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
@@ -342,25 +360,32 @@ def _section_models(annotation: Any) -> list[type[Section]]:
     return []
 
 
-def _model_of(models: list[type[Section]], data: dict[str, Any]) -> type[Section] | None:
+def _model_of(models: list[type[Section]], data: dict[str, Any], path: str, origin: str) -> type[Section]:
     """The class that `data` is meant for: the only one, or the union member whose `kind` it names."""
     if len(models) == 1:
         return models[0]
-    for model in models:
-        if data.get("kind") in typing.get_args(model.model_fields["kind"].annotation):
-            return model
-    return None
+    kinds = {typing.get_args(model.model_fields["kind"].annotation)[0]: model for model in models}
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        problem = f"{path}.kind is {kind!r}" if "kind" in data else f"{path}.kind is missing"
+        raise UserError(f"{origin}: {problem}; give one of {', '.join(kinds)}")
+    return kinds[kind]
 
 
-def _refuse_unknown_keys(model: type[Section], data: dict[str, Any], prefix: str, origin: str) -> None:
+def _check_keys(model: type[Section], data: dict[str, Any], prefix: str, origin: str) -> None:
+    """Raises UserError for unknown keys, and for true or false where no truth value is meant: YAML reads `on` and `yes`
+    as true, which would pass for the number 1."""
     for key, value in data.items():
         if key not in model.model_fields:
             close = difflib.get_close_matches(str(key), model.model_fields, n=1)
             mend = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(model.model_fields)}"
             raise UserError(f"{origin}: unknown key {prefix}{key}; {mend}")
-        child = _model_of(_section_models(model.model_fields[key].annotation), value) if isinstance(value, dict) else None
-        if child is not None:
-            _refuse_unknown_keys(child, value, f"{prefix}{key}.", origin)
+        annotation = model.model_fields[key].annotation
+        if isinstance(value, bool) and annotation is not bool:
+            raise UserError(f"{origin}: {prefix}{key} cannot be true or false")
+        models = _section_models(annotation)
+        if models and isinstance(value, dict):
+            _check_keys(_model_of(models, value, f"{prefix}{key}", origin), value, f"{prefix}{key}.", origin)
 
 
 def apply_overrides(data: dict[str, Any], overrides: list[str]) -> None:
@@ -372,13 +397,15 @@ def apply_overrides(data: dict[str, Any], overrides: list[str]) -> None:
             raise UserError(f"unexpected argument {flag!r}; overrides look like --optimizer.learning_rate 5e-5")
         path, separator, text = flag[2:].partition("=")
         if not separator:
-            if not remaining:
+            if not remaining or remaining[0].startswith("--"):
                 raise UserError(f"override --{path} has no value; write --{path} VALUE")
             text = remaining.pop(0)
         target = data
         *parents, leaf = path.split(".")
         for parent in parents:
-            target = target.setdefault(parent, {})
+            if target.get(parent) is None:
+                target[parent] = {}
+            target = target[parent]
             if not isinstance(target, dict):
                 raise UserError(f"override --{path}: {parent} is a value, not a section")
         target[leaf] = _parse_yaml(text, f"override --{path}")
@@ -415,7 +442,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 
 def parse_config(data: dict[str, Any], origin: str = "config") -> RunConfig:
     """Validates an in-memory config; `origin` names it in errors. Raises UserError as `load_config` does."""
-    _refuse_unknown_keys(RunConfig, data, "", origin)
+    _check_keys(RunConfig, data, "", origin)
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
@@ -424,7 +451,7 @@ def parse_config(data: dict[str, Any], origin: str = "config") -> RunConfig:
 
 def save_config(config: RunConfig, path: Path) -> None:
     """Writes the resolved config as YAML that `load_config` reads back to an equal object."""
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.dump(config.model_dump(mode="json"), Dumper=_Yaml12Dumper, sort_keys=False), encoding="utf-8")
 
 
 def parse_bucket(bucket: str) -> tuple[int, int, int]:
