@@ -1,0 +1,25 @@
+"""Every scheme of sequence parallelism by name, for a world of one group."""
+
+import torch.distributed as dist
+
+from ttv_train.config import SequenceParallelConfig
+from ttv_train.parallel.sequence import build_sequence_parallel
+from ttv_train.parallel.sequence.base import SequenceParallel
+
+SCHEMES: dict[str, dict[str, str]] = {
+    "ulysses": {"scheme": "ulysses"},
+    "ring": {"scheme": "ring"},
+    "ring-gather": {"scheme": "ring", "ring_mode": "gather"},
+    "usp": {"scheme": "usp"},
+    "usp-gather": {"scheme": "usp", "ring_mode": "gather"},
+}
+
+
+def build_scheme(name: str, group: dist.ProcessGroup | None = None, **settings: object) -> SequenceParallel:
+    """The scheme over `group`, by default all ranks; usp takes ulysses groups of 2 where 2 divides the degree."""
+    group = group or dist.group.WORLD
+    degree = dist.get_world_size(group)
+    fields = {**SCHEMES[name], "degree": degree, **settings}
+    if fields["scheme"] == "usp":
+        fields.setdefault("ulysses_degree", 2 if degree % 2 == 0 else degree)
+    return build_sequence_parallel(SequenceParallelConfig.model_validate(fields), group)
