@@ -295,6 +295,8 @@ class SamplingConfig(Section):
 
     num_steps: int = Field(50, ge=1)
     """Solver steps."""
+    solver: Literal["ddim", "dpm", "euler"] | None = None
+    """One that fits the objective and the family; `null` takes the family's own."""
     guidance_scale: float = Field(6.0, ge=1)
     """Classifier-free guidance; 1 switches it off."""
     seed: int = Field(0, ge=0)
