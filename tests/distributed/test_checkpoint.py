@@ -21,6 +21,7 @@ from ttv_train.checkpoint.load import latest_verified, load_checkpoint, load_wei
 from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.checkpoint.tensors import read_tensors, write_tensors
 from ttv_train.checkpoint.verify import verify
+from ttv_train.ema import Ema
 from ttv_train.errors import UserError
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -173,11 +174,9 @@ def fail_to_write(rank, world_size, folder, bad_rank):
             return super().write_data(plan, planner)
 
     save_checkpoint(folder, 1, parts.model, parts.optimizer, parts.ema, {}, keep_last=2)
-    checkpoint_tensors.HuggingFaceStorageWriter = FullDisk
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint_tensors, "HuggingFaceStorageWriter", FullDisk)
         save_checkpoint(folder, 2, parts.model, parts.optimizer, parts.ema, {}, keep_last=1)
-    finally:
-        checkpoint_tensors.HuggingFaceStorageWriter = FullDisk.__base__
 
 
 @pytest.mark.parametrize("bad_rank", [0, 1, 2])
@@ -188,6 +187,29 @@ def test_a_full_disk_of_one_rank_is_an_error_on_all(tmp_path, bad_rank):
     assert "No space left" in messages[0]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert latest_verified(tmp_path) == tmp_path / "step-00000001"
+
+
+def lose_a_file(rank, world_size, folder, lost):
+    """Rank 0 does not see a file that another rank wrote, as on disks that are not shared."""
+    parts = Parts(seed=1)
+
+    def write_and_lose(part, tensors):
+        write_tensors(part, tensors)
+        if rank == 0:
+            (file,) = part.glob(f"shard-0000{lost + 1}-*")
+            file.unlink()
+        dist.barrier()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ttv_train.checkpoint.save.write_tensors", write_and_lose)
+        save_checkpoint(folder, 1, parts.model, parts.optimizer, parts.ema, {}, keep_last=1)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_shard_that_is_not_there_is_noticed_before_the_commit(tmp_path, lost):
+    for message in run_ranks(3, user_error, lose_a_file, tmp_path, lost):
+        assert "use a shared disk" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8)
@@ -258,19 +280,13 @@ def test_any_tensor_in_any_layout(tmp_path_factory, tensor_specs, writers, reade
 
 
 def write_in_small_files(rank, world_size, folder):
-    checkpoint_tensors.FILE_BYTES = 100
-    try:
-        parts = Parts(seed=1)
-        tensors = parts.model.state_dict()
-        write_tensors(folder, tensors)
-    finally:
-        checkpoint_tensors.FILE_BYTES = 2**30
-    copy = Parts(seed=2)
+    parts, copy = Parts(seed=1), Parts(seed=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint_tensors, "FILE_BYTES", 100)
+        write_tensors(folder, parts.model.state_dict())
     read_tensors(folder, copy.model.state_dict())
-    assert_equal(
-        {k: v for k, v in copy.tensors().items() if k.startswith("model")},
-        {k: v for k, v in parts.tensors().items() if k.startswith("model")},
-    )
+    copy.ema, parts.ema = Ema(copy.model, 0.9), Ema(parts.model, 0.9)
+    assert_equal(copy.tensors(), parts.tensors())
 
 
 def test_many_small_files_instead_of_a_large_one(tmp_path):

@@ -105,6 +105,6 @@ def _refuse_mismatch(path: Path, part: str, wanted: Mapping[str, torch.Size]) ->
         needed = f"has {tuple(wanted[name])}" if name in wanted else "does not have it"
         if stored.get(name) != wanted.get(name):
             raise UserError(
-                f"{path}: {part} tensor {name} {found}, and the model of this config {needed}; the model section must be "
-                "the one that was trained"
+                f"{path}: {part} tensor {name} {found}, and the model of this config {needed}; the model section must "
+                "be the one that was trained"
             )

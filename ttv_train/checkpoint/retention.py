@@ -30,7 +30,10 @@ def keep_newest(saved: Path, keep_last: int) -> None:
 
 def _remove(checkpoints: list[Path]) -> None:
     for path in checkpoints:
-        remove_folder(set_aside(path))
+        try:
+            remove_folder(set_aside(path))
+        except OSError as error:
+            logger.warning("%s could not be removed: %s", path, error.strerror)
 
 
 def remove_leftovers(folder: Path) -> None:

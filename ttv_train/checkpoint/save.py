@@ -9,6 +9,7 @@
 import json
 import secrets
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ttv_train.checkpoint.layout import (
 )
 from ttv_train.checkpoint.retention import keep_newest, remove_folder, remove_leftovers, set_aside
 from ttv_train.checkpoint.state import model_tensors, optimizer_tensors
-from ttv_train.checkpoint.tensors import write_tensors
+from ttv_train.checkpoint.tensors import stored_shapes, write_tensors
 from ttv_train.checkpoint.verify import hash_files
 from ttv_train.ema import Ema
 from ttv_train.errors import UserError
@@ -84,6 +85,8 @@ def _write(temporary: Path, step: int, tensors: dict[str, dict[str, torch.Tensor
     on_all_ranks(lambda: _refuse_unshared(temporary))
     for part, values in tensors.items():
         write_tensors(temporary / part, values)
+        shapes = {name: tensor.shape for name, tensor in values.items()}
+        on_main_rank(partial(_refuse_incomplete, temporary / part, shapes))
     on_main_rank(lambda: write_durably(temporary / TRAINER, json.dumps(trainer, indent=1)))
     sizes = on_main_rank(lambda: _file_sizes(temporary))
     manifest = Manifest(step, world_size(), hash_files(temporary, sizes))
@@ -104,6 +107,11 @@ def _refuse_unshared(temporary: Path) -> None:
         raise UserError(
             f"output_dir: a folder made by rank 0 is not seen by all ranks ({temporary}); use a shared disk"
         )
+
+
+def _refuse_incomplete(folder: Path, shapes: dict[str, torch.Size]) -> None:
+    if stored_shapes(folder) != shapes:
+        raise UserError(f"output_dir: rank 0 does not see what other ranks wrote to {folder}; use a shared disk")
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

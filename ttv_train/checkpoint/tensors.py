@@ -53,9 +53,15 @@ def read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def stored_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Global shape of every tensor in `folder`, by name."""
+    """Global shape of every tensor in `folder` of which all shards are there, by name."""
     metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: stored.size for name, stored in metadata.items() if isinstance(stored, TensorStorageMetadata)}
+    return {
+        name: stored.size
+        for name, stored in metadata.items()
+        # Where a shard is missing, reading would leave a hole and not say so.
+        if isinstance(stored, TensorStorageMetadata)
+        and sum(math.prod(chunk.sizes) for chunk in stored.chunks) == math.prod(stored.size)
+    }
 
 
 def _plain(error: CheckpointException) -> Exception:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttv_train.checkpoint.layout import MANIFEST, PARTS, FileRecord, Manifest, checkpoint_step
+from ttv_train.checkpoint.layout import MANIFEST, PARTS, FileRecord, Manifest, checkpoint_name
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank, world_rank, world_size
 
@@ -47,7 +47,7 @@ def _read_manifest(path: Path) -> Manifest | str:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:
         return str(error)
-    if manifest.step != checkpoint_step(path):
+    if path.name.startswith("step-") and path.name != checkpoint_name(manifest.step):
         return f"is of step {manifest.step}"
     # The reader of a part opens every safetensors file that it finds there.
     listed = {file.path for file in manifest.files}

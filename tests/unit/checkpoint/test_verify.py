@@ -79,9 +79,14 @@ def test_a_missing_folder_and_an_unreadable_file_are_named(save):
     assert any(problem.startswith("trainer.json") for problem in problems)
 
 
-def test_a_checkpoint_under_another_name_is_refused(save):
+def test_a_checkpoint_under_the_name_of_another_is_refused(save):
     checkpoint = save(1)
     assert verify(checkpoint.rename(checkpoint.with_name("step-00000009"))) == ["manifest.json is of step 1"]
+
+
+def test_a_copy_under_a_name_of_the_users_own_is_as_good(save):
+    checkpoint = save(1)
+    refuse_damaged(checkpoint.rename(checkpoint.with_name("best")))
 
 
 def test_a_tensor_file_from_elsewhere_is_refused(save):
@@ -129,7 +134,6 @@ def test_no_intact_checkpoint_is_an_error_and_no_checkpoint_is_none(save, tmp_pa
 
 def test_a_damaged_checkpoint_that_the_user_named_is_refused(save):
     checkpoint = save(1)
-    refuse_damaged(checkpoint)
     (checkpoint / "trainer.json").unlink()
     with pytest.raises(UserError, match=r"step-00000001 is refused: trainer.json is missing"):
         refuse_damaged(checkpoint)
