@@ -98,9 +98,16 @@ def run_attention(sequence: SequenceParallel, run: AttentionRun) -> dict[str, to
     return result | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def worst_difference(case: AttentionCase, results: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+def worst_difference(case: AttentionCase, results: list[dict[str, torch.Tensor]], seed: int = 0) -> dict[str, float]:
     """Largest difference of each output and gradient from one process, over all ranks. Gradients are summed."""
-    reference = run_attention(NoSequenceParallel(), make_inputs(replace(case, dtype=torch.float64)))
+    inputs = make_inputs(case, seed)
+    doubled = AttentionRun(
+        {name: x.double() for name, x in inputs.tensors.items()},
+        inputs.mask,
+        inputs.grad_video.double(),
+        None if inputs.grad_text is None else inputs.grad_text.double(),
+    )
+    reference = run_attention(NoSequenceParallel(), doubled)
     found = {name: sum(result[name].double() for result in results) for name in reference if not name.endswith("out")}
     found["out"] = torch.cat([result["out"] for result in results], dim=2)
     differences = {name: float((x - reference[name]).abs().max()) for name, x in found.items()}
