@@ -25,6 +25,9 @@ def sample(
 ) -> torch.Tensor:
     """Solves from noise to data in `num_steps` calls of `denoise`.
 
+    The schedulers of `velocity` end at exactly clean latents only when `num_steps` divides 1000; otherwise they stop a
+    timestep before.
+
     Args:
         latents: initial noise (B, C, t, h, w) float32.
         bucket: shape of the clips, for families that shift timesteps by it.
@@ -58,12 +61,17 @@ def _sample_dpm(
     denoise: Denoise, scheduler: CogVideoXDPMScheduler, latents: torch.Tensor, generators: list[torch.Generator]
 ) -> torch.Tensor:
     """DPM-Solver++(2M) with noise (arXiv 2211.01095): each step also takes the previous estimate of the clean latents
-    and its timestep."""
+    and its timestep. The scheduler sees (B, t, C, h, w) as in the family's pipeline, so that a seed draws the same."""
     previous_timestep, previous_clean = None, None
     for timestep in scheduler.timesteps:
-        prediction = denoise(latents, timestep.float().expand(len(latents)))
-        latents, previous_clean = scheduler.step(
-            prediction.float(), previous_clean, timestep, previous_timestep, latents, generator=generators
+        prediction = denoise(latents, timestep.float().expand(len(latents))).float()
+        stepped, previous_clean = scheduler.step(
+            prediction.transpose(1, 2),
+            previous_clean,
+            timestep,
+            previous_timestep,
+            latents.transpose(1, 2),
+            generator=generators,
         )
-        previous_timestep = timestep
+        latents, previous_timestep = stepped.transpose(1, 2), timestep
     return latents

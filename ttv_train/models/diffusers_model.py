@@ -69,9 +69,8 @@ def _load(model_class: type[Model], path: str) -> Model:
         ) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if loading[problem]:
-            raise UserError(
-                f"model.path {path}: weights with {problem.replace('_', ' ')}: {list(loading[problem])[:3]}"
-            )
+            names = ", ".join(map(str, list(loading[problem])[:3]))
+            raise UserError(f"model.path {path}: weights with {problem.replace('_', ' ')}: {names}")
     return model
 
 
