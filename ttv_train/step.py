@@ -128,7 +128,7 @@ class TrainStep:
                     self.objective,
                     self.sequence,
                     batch,
-                    self.objective.timesteps(batch.uniform),
+                    self.objective.timesteps(batch.uniform, batch.bucket),
                     self.mesh.device,
                     self.compute_dtype,
                 )

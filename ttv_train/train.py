@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ttv_train import sample
 from ttv_train.checkpoint.load import latest_verified, load_checkpoint
@@ -40,7 +41,8 @@ from ttv_train.monitor.progress import TrainingProgress
 from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.monitor.summary import write_summary
 from ttv_train.parallel import collectives
-from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed, same_error_on_all_ranks
+from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
+from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.report import write_report
 from ttv_train.step import StepResult, TrainStep
 from ttv_train.validate import split_holdout, validation_batches, validation_loss
@@ -71,16 +73,19 @@ def run(config: RunConfig, *, dry_run: bool = False) -> None:
 
 
 def open_store(config: RunConfig, allow_synthetic: bool) -> LatentStore | SyntheticStore:
-    """The encoded dataset, refused when it was encoded with other settings than `config` holds now."""
-    if allow_synthetic and not LatentStore.exists(config.latents.path):
+    """The encoded dataset, on all ranks together; refused when it was encoded with other settings than `config` has."""
+    path = config.latents.path
+    if allow_synthetic and not on_main_rank(lambda: LatentStore.exists(path)):
         vae = build_vae(config.vae, torch.device("cpu"))
         text_encoder = build_text_encoder(config.text_encoder, torch.device("cpu"))
         return SyntheticStore(config, vae, text_encoder)
-    store = LatentStore.open(config.latents.path)
-    if store.fingerprint != encoder_fingerprint(config):
+    opened: list[LatentStore] = []
+    on_all_ranks(lambda: opened.append(LatentStore.open(path)))
+    (store,) = opened
+    if store.fingerprint != on_main_rank(lambda: encoder_fingerprint(config)):
         raise UserError(
-            f"latents.path {config.latents.path}: encoded with other vae, text_encoder or dataset settings than this "
-            "config holds; run `ttv-train encode` with this config to renew what is stale"
+            f"latents.path {path}: encoded with other vae, text_encoder or dataset settings than this config has; run "
+            "`ttv-train encode` with this config, which renews what is stale"
         )
     return store
 
@@ -104,8 +109,7 @@ class Trainer:
             )
 
         # Data: stored latents, in an order that is a function of the step.
-        with same_error_on_all_ranks():
-            self.store = open_store(config, allow_synthetic=dry_run)
+        self.store = open_store(config, allow_synthetic=dry_run)
         entries, held_out = split_holdout(self.store.entries, config.validation, config.seed)
         self.digest = dataset_digest(entries)
         self.order = DataOrder(
@@ -132,6 +136,7 @@ class Trainer:
             max_bad_fraction=config.latents.max_bad_fraction,
             on_bad_sample=self._quarantine_sample,
         )
+        self.quarantine = Quarantine(self.output / "quarantine.jsonl")
 
         # Model and objective.
         self.family = FAMILIES[config.model.family]
@@ -144,6 +149,8 @@ class Trainer:
             text_hidden_size=self.store.null_prompt()[0].shape[-1],
             compute_dtype=self.compute_dtype,
         )
+        for shape in {entry.latent_shape for entry in self.store.entries}:
+            self.family.check_latents(self.model, shape)
 
         # Optimizer step.
         self.optimizer = torch.optim.AdamW(
@@ -187,55 +194,50 @@ class Trainer:
         if start == 0:
             metrics.log(0, "validation", self._validate(0))
         skipped_in_a_row = 0
-        last_record = time.monotonic()
         steps = self.loader.steps(start, config.training.steps)
         for step in range(start, config.training.steps):
+            began = time.perf_counter()
             with self.timer.phase("data"):
                 batches = next(steps)
             result = self.train_step(batches, step, self.stop_requested)
-            done = step + 1
+            record = self._record(batches, result, step, time.perf_counter() - began)
+            done, last = step + 1, step + 1 == config.training.steps
 
+            progress.update(record)
+            if last or done % config.tracking.every_steps == 0:
+                metrics.log(done, "train", record)
             skipped_in_a_row = skipped_in_a_row + 1 if result.skipped else 0
             if skipped_in_a_row > config.training.max_skipped_steps:
                 raise UserError(
-                    f"the loss or gradient norm was not finite in {skipped_in_a_row} steps in a row, more than "
-                    "training.max_skipped_steps; lower optimizer.learning_rate or look at the data of these steps"
+                    f"the loss or the gradient norm was not finite in {skipped_in_a_row} steps in a row, more than "
+                    "training.max_skipped_steps allows; lower optimizer.learning_rate or look at the data"
                 )
-            seconds = time.monotonic() - last_record
-            last_record += seconds
-            record = self._record(batches, result, step, seconds)
-            progress.update(record)
-            if done % config.tracking.every_steps == 0 or done == config.training.steps:
-                metrics.log(done, "train", record)
-
-            last = done == config.training.steps
             if last or done % config.validation.every_steps == 0:
                 metrics.log(done, "validation", self._validate(done))
-                last_record = time.monotonic()
             if last or result.stop_requested or done % config.checkpoint.every_steps == 0:
                 self._save(done)
-                last_record = time.monotonic()
             if result.stop_requested and not last:
                 logger.info("stopped by SIGTERM after step %d; the same command goes on from there", done)
                 break
         steps.close()
         metrics.close()
         progress.close()
-        if mesh.is_main:
-            write_summary(self.output, config, self.store, mesh, self.backend)
-            write_report(self.output)
+        self._summarize()
 
     def dry_run_step(self) -> None:
-        """One optimizer step, reported on the log."""
-        batches = next(self.loader.steps(0, 1))
+        """One optimizer step, reported on the terminal."""
+        began = time.perf_counter()
+        steps = self.loader.steps(0, 1)
+        batches = next(steps)
         result = self.train_step(batches, 0)
-        record = self._record(batches, result, 0, seconds=sum(self.timer.end_step().values()))
+        record = self._record(batches, result, 0, time.perf_counter() - began)
+        steps.close()
         if self.mesh.is_main:
+            parameters = sum(parameter.numel() for parameter in self.model.parameters())
             print(
-                f"dry run: {self.mesh.world_size} process(es), {self.config.model.family} with "
-                f"{sum(parameter.numel() for parameter in self.model.parameters()):,} parameters, "
-                f"{record['tokens']:,} tokens per step, loss {result.loss:.4f}, "
-                f"peak memory {self.backend.peak_memory_bytes() / 2**20:.0f} MiB; nothing was written"
+                f"dry run: {self.mesh.world_size} process(es), {self.config.model.family} with {parameters:,} "
+                f"parameters, {record['tokens']:,} tokens per step, loss {result.loss:.4f}, peak memory "
+                f"{self.backend.peak_memory_bytes() / 2**20:,.0f} MiB; nothing was written"
             )
 
     def _resume(self) -> int:
@@ -307,7 +309,7 @@ class Trainer:
         frames = self.mesh.data_degree * sum(batch.num_frames for batch in batches)
         tokens = self.mesh.data_degree * sum(self._num_tokens(batch) for batch in batches)
         batch = self.order.batch(step)
-        return {
+        record = {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
@@ -322,6 +324,8 @@ class Trainer:
             "step_seconds": self.timer.end_step(),
             "communication": collectives.snapshot(),
         }
+        collectives.reset()
+        return record
 
     def _num_tokens(self, batch: Batch) -> int:
         grid = self.family.token_grid(self.model, tuple(batch.latents.shape[1:]))
@@ -329,8 +333,21 @@ class Trainer:
 
     def _sample_videos(self, done: int) -> None:
         """Videos of the first held-out captions, under samples/step-N."""
-        entries = self.held_out[: self.config.validation.num_videos]
-        sample.sample_entries(...)
+        raise NotImplementedError
+
+    def _summarize(self) -> None:
+        """summary.json and report.html, from what the run folder holds."""
+        peak = torch.tensor([self.backend.peak_memory_bytes()], dtype=torch.int64, device=self.mesh.device)
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+        if self.mesh.is_main:
+            write_summary(
+                self.output,
+                self.config,
+                world_size=self.mesh.world_size,
+                peak_memory_bytes=int(peak),
+                clips={"encoded": len(self.store.entries), "quarantined": self.store.num_quarantined},
+            )
+            write_report(self.output)
 
     def _quarantine_sample(self, entry: LatentEntry, reason: str) -> None:
         # The ranks of one sequence-parallel group read the same samples; one of them reports.

@@ -13,6 +13,7 @@ class SyntheticStore:
     """Stands in for a `LatentStore`: as many samples of every bucket as a global batch holds, read at no cost."""
 
     path = "synthetic"
+    num_quarantined = 0
 
     def __init__(self, config: RunConfig, vae: VideoVae, text_encoder: TextEncoder) -> None:
         self.fingerprint = ""

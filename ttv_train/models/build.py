@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ttv_train.config import RunConfig
+from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
 from ttv_train.parallel.fsdp import shard_model
 from ttv_train.parallel.mesh import ParallelMesh
@@ -21,6 +22,12 @@ def build_model(
         UserError: the model cannot be built, does not fit the encoders, or cannot be split as the config says.
     """
     family = FAMILIES[config.model.family]
+    scheme = config.parallel.sequence.scheme
+    if scheme not in family.sequence_schemes:
+        raise UserError(
+            f"parallel.sequence.scheme {scheme} does not fit model.family {family.name}; use "
+            f"{' or '.join(family.sequence_schemes)}"
+        )
     torch.manual_seed(config.seed)
     model = family.build(config.model, latent_channels=latent_channels, text_hidden_size=text_hidden_size)
     sequence = build_sequence_parallel(config.parallel.sequence, mesh.sequence_group)

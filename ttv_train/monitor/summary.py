@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ttv_train.config import RunConfig
+from ttv_train.monitor.metrics import read_metrics
 
 
 def write_summary(
@@ -20,14 +21,13 @@ def write_summary(
         peak_memory_bytes: the highest of any rank.
         clips: how many clips are `encoded` and how many files were `quarantined`.
     """
-    lines = (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    records = read_metrics(run_folder)
     train = [record for record in records if record["kind"] == "train"]
     validation = [record for record in records if record["kind"] == "validation"]
     phases = {phase for record in train for phase in record["step_seconds"]}
     summary = {
         "world_size": world_size,
-        "sequence_parallel": config.parallel.sequence.model_dump(mode="json"),
+        "sequence_parallel": config.parallel.sequence.model_dump(include={"scheme", "degree"}),
         "steps": train[-1]["step"],
         "train_loss": {"first": train[0]["loss"], "last": train[-1]["loss"]},
         "validation_loss": {"first": validation[0]["loss"], "last": validation[-1]["loss"]},

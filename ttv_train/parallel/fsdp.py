@@ -1,5 +1,6 @@
 """FSDP2 from outside the model: parameters, gradients and optimizer state sharded over every rank."""
 
+import warnings
 from collections.abc import Iterable
 from typing import cast
 
@@ -23,6 +24,8 @@ def shard_model(
     """
     # The root must not cast its inputs: bfloat16 would round timesteps to 507 of 1000 values.
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # Predictions are views of the unpatched tokens; nothing changes them in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     blocks = list(blocks)
     if config.activation_checkpointing:
         targets = set(blocks)

@@ -95,19 +95,3 @@ def build_mesh(config: ParallelConfig, device: torch.device) -> ParallelMesh:
         mesh=mesh,
         world=mesh._flatten("world"),
     )
-
-
-@contextmanager
-def same_error_on_all_ranks() -> Iterator[None]:
-    """Raises the first rank's UserError of the block on every rank, so that none waits in a collective for one that
-    has given up. The block itself must not contain collectives."""
-    problem: str | None = None
-    try:
-        yield
-    except UserError as error:
-        problem = str(error)
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    first = next((other for other in problems if other is not None), None)
-    if first is not None:
-        raise UserError(first)
