@@ -37,8 +37,7 @@ class AttentionBlock:
         """(B, 1, 1, K): 0 where a key may be attended to, -inf elsewhere."""
         if self.key_mask is None:
             return None
-        mask = torch.zeros_like(self.key_mask, dtype=self.query.dtype)
-        return mask.masked_fill_(~self.key_mask, -math.inf)[:, None, None, :]
+        return torch.where(self.key_mask, 0.0, -math.inf).to(self.query.dtype)[:, None, None, :]
 
 
 @dataclass(frozen=True)
