@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttv_train.config import DatasetConfig, RunConfig, load_config
+from ttv_train.config import DatasetConfig, RunConfig, apply_overrides, load_config, parse_config
 from ttv_train.devices import prepare_environment
 from ttv_train.errors import UserError
 
@@ -19,12 +19,17 @@ PR_SET_PDEATHSIG = 1
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command. Commands with `--config` also take dotted overrides of config keys."""
-    parser = argparse.ArgumentParser(prog="ttv-train", description="Text-to-video diffusion training.")
+    parser = argparse.ArgumentParser(
+        prog="ttv-train", description="Text-to-video diffusion training.", allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def with_config(name: str, summary: str) -> argparse.ArgumentParser:
         command = commands.add_parser(
-            name, help=summary, description=f"{summary} Any config key can be overridden: --section.key VALUE."
+            name,
+            help=summary,
+            description=f"{summary} Any config key can be overridden: --section.key VALUE.",
+            allow_abbrev=False,
         )
         command.add_argument("--config", required=True, help="YAML file of the run")
         return command
@@ -41,19 +46,21 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--checkpoint", type=Path, help="checkpoint folder; default: the newest in output_dir")
     export.add_argument("--output", type=Path, required=True, help="folder to write; must not exist")
     export.add_argument("--no-ema", action="store_true", help="export the raw weights instead of their average")
-    check = commands.add_parser("check-data", help="Show what each file of a dataset folder becomes, or why it is dropped.")
+    check = commands.add_parser(
+        "check-data", help="Show what each file of a dataset folder becomes, or why it is dropped."
+    )
     check.add_argument("folder", help="dataset folder")
     check.add_argument("--config", help="take the dataset section of this run; default: the section's defaults")
     check.add_argument("--json", action="store_true", help="print JSON")
-    report = commands.add_parser("report", help="Write report.html of a run folder.")
+    report = commands.add_parser("report", help="Write report.html of a run folder.", allow_abbrev=False)
     report.add_argument("run_folder", type=Path, help="output_dir of the run")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0, or 2 for a mistake that the user can mend."""
-    parser = build_parser()
-    options, overrides = parser.parse_known_args(arguments)
+    rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser().parse_args(rest)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     die_with_launcher()
     try:
@@ -105,11 +112,28 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separates `--section.key VALUE` and `--section.key=VALUE`, and the top-level `--output_dir` and `--seed`, from the
+    command's own arguments. Both keep their order."""
+    top_level = [name for name, field in RunConfig.model_fields.items() if field.annotation in (str, int)]
+    rest: list[str] = []
+    overrides: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        name, has_value, _ = argument.partition("=")
+        if name.startswith("--") and ("." in name or name.removeprefix("--") in top_level):
+            overrides.append(argument)
+            if not has_value and remaining:
+                overrides.append(remaining.pop(0))
+        else:
+            rest.append(argument)
+    return rest, overrides
+
+
 def dataset_config(overrides: list[str]) -> DatasetConfig:
     """The default dataset section with `--dataset.key VALUE` overrides."""
-    from ttv_train.config import apply_overrides, parse_config
-
-    data: dict = {}
+    data: dict[str, object] = {}
     apply_overrides(data, overrides)
     return parse_config(data, "command line").dataset
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ttv_train import sample
 from ttv_train.checkpoint.load import latest_verified, load_checkpoint
 from ttv_train.checkpoint.lock import lock_run_folder
 from ttv_train.checkpoint.save import save_checkpoint
@@ -36,20 +35,21 @@ from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
 from ttv_train.models.build import build_model
+from ttv_train.monitor.environment import write_environment
 from ttv_train.monitor.metrics import MetricsLog
 from ttv_train.monitor.progress import TrainingProgress
+from ttv_train.monitor.samples import step_folder
 from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.monitor.summary import write_summary
 from ttv_train.parallel import collectives
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.report import write_report
+from ttv_train.sample import Sampler, stored_prompts
 from ttv_train.step import StepResult, TrainStep
 from ttv_train.validate import split_holdout, validation_batches, validation_loss
 
 logger = logging.getLogger(__name__)
-
-COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def run(config: RunConfig, *, dry_run: bool = False) -> None:
@@ -141,7 +141,7 @@ class Trainer:
         # Model and objective.
         self.family = FAMILIES[config.model.family]
         self.objective = build_objective(config.objective, self.family)
-        self.compute_dtype = COMPUTE_DTYPES[training.precision]
+        self.compute_dtype = getattr(torch, training.precision)
         self.model, self.sequence = build_model(
             config,
             mesh,
@@ -181,7 +181,20 @@ class Trainer:
         self.validation_batches = validation_batches(
             self.store, held_out, replace(collator, caption_dropout=0.0), training.micro_batch_size
         )
-        self.vae = build_vae(config.vae, mesh.device) if config.validation.num_videos and not dry_run else None
+        self.sampler: Sampler | None = None
+        if config.validation.num_videos and not dry_run:
+            self.sampler = Sampler(
+                model=self.model,
+                family=self.family,
+                objective=self.objective,
+                sequence=self.sequence,
+                mesh=mesh,
+                vae=build_vae(config.vae, mesh.device),
+                null_prompt=self.store.null_prompt(),
+                max_text_tokens=config.text_encoder.max_length,
+                compute_dtype=self.compute_dtype,
+                config=config.sampling,
+            )
         self.stop_requested = False
 
     def train(self) -> None:
@@ -245,8 +258,7 @@ class Trainer:
         config, folder = self.config, self.output / "checkpoints"
         checkpoint = latest_verified(folder)
         if checkpoint is None:
-            if self.mesh.is_main:
-                save_config(config, self.output / "config.resolved.yaml")
+            self._describe()
             return 0
         if not config.checkpoint.resume:
             raise UserError(
@@ -262,10 +274,15 @@ class Trainer:
                 )
         if state["dataset_digest"] != self.digest and self.mesh.is_main:
             logger.warning("latents.path has other training samples than at %s; the order is new", checkpoint.name)
+        self._describe()
         if self.mesh.is_main:
-            save_config(config, self.output / "config.resolved.yaml")
             logger.info("resuming from %s", checkpoint)
         return int(state["step"])
+
+    def _describe(self) -> None:
+        if self.mesh.is_main:
+            save_config(self.config, self.output / "config.resolved.yaml")
+            write_environment(self.output, backend=self.backend.name, world_size=self.mesh.world_size)
 
     def _identity(self) -> dict[str, Any]:
         """What must not change between the parts of one run, by config key."""
@@ -297,7 +314,7 @@ class Trainer:
                 config.validation.noise_levels,
                 self.compute_dtype,
             )
-            if self.vae is not None:
+            if self.sampler is not None:
                 self._sample_videos(done)
         return {
             "loss": sum(losses.values()) / len(losses),
@@ -333,7 +350,9 @@ class Trainer:
 
     def _sample_videos(self, done: int) -> None:
         """Videos of the first held-out captions, under samples/step-N."""
-        raise NotImplementedError
+        assert self.sampler is not None
+        prompts = stored_prompts(self.store, self.held_out[: self.config.validation.num_videos])
+        self.sampler.write_videos(prompts, self.output, step_folder(self.output, done))
 
     def _summarize(self) -> None:
         """summary.json and report.html, from what the run folder holds."""

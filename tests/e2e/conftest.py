@@ -54,7 +54,12 @@ def command(num_processes: int, *arguments: str) -> list[str]:
 def launch(num_processes: int, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; with `check`, fails the test with its output when it exits non-zero."""
     done = subprocess.run(
-        command(num_processes, *arguments), capture_output=True, text=True, env=environment(), cwd=REPOSITORY, timeout=280
+        command(num_processes, *arguments),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=REPOSITORY,
+        timeout=280,
     )
     if check and done.returncode:
         pytest.fail(f"{arguments} exited {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")

@@ -76,7 +76,9 @@ def test_a_killed_rank_costs_at_most_the_steps_since_the_checkpoint(uninterrupte
 @pytest.mark.parametrize("processes", [1, 3])
 def test_resuming_on_another_number_of_processes(uninterrupted, encoded, run_folder, processes):
     """Six steps on two processes, the rest on another number: the same end."""
-    shutil.copytree(uninterrupted, run_folder, ignore=shutil.ignore_patterns("step-00000008", "step-00000010", "step-00000012"))
+    shutil.copytree(
+        uninterrupted, run_folder, ignore=shutil.ignore_patterns("step-00000008", "step-00000010", "step-00000012")
+    )
     batch = ["--training.global_batch_size", "4"]
     sequence = ["--parallel.sequence.scheme", "ulysses", "--parallel.sequence.degree", "3"] if processes == 3 else []
     shutil.rmtree(run_folder)

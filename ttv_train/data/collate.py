@@ -85,9 +85,7 @@ class Collator:
         )
 
 
-def pad_prompts(
-    prompts: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_prompts(prompts: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Stacks embeddings (L_i, D) and masks (L_i,) into (B, length, D) float32 and (B, length) bool, zero-padded."""
     width = prompts[0][0].shape[-1]
     embeds = torch.zeros(len(prompts), length, width)

@@ -64,7 +64,7 @@ class LatentLoader:
                 for step in range(start, stop):
                     if not put(self._load(step)):
                         return
-            except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
+            except BaseException as error:
                 put(error)
 
         thread = threading.Thread(target=prefetch, name="latent-loader", daemon=True)

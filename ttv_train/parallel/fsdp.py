@@ -14,7 +14,11 @@ from ttv_train.parallel.mesh import ParallelMesh
 
 
 def shard_model(
-    model: nn.Module, blocks: Iterable[nn.Module], config: ParallelConfig, mesh: ParallelMesh, compute_dtype: torch.dtype
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    config: ParallelConfig,
+    mesh: ParallelMesh,
+    compute_dtype: torch.dtype,
 ) -> None:
     """Shards `model` in place over the flattened data x sequence mesh, one all-gather per block.
 
