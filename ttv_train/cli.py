@@ -113,8 +113,8 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separates `--section.key VALUE` and `--section.key=VALUE`, and the top-level `--output_dir` and `--seed`, from the
-    command's own arguments. Both keep their order."""
+    """Separates `--section.key VALUE` and `--section.key=VALUE`, and the top-level `--output_dir` and `--seed`, from
+    the command's own arguments. Both keep their order."""
     top_level = [name for name, field in RunConfig.model_fields.items() if field.annotation in (str, int)]
     rest: list[str] = []
     overrides: list[str] = []
@@ -124,7 +124,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name, has_value, _ = argument.partition("=")
         if name.startswith("--") and ("." in name or name.removeprefix("--") in top_level):
             overrides.append(argument)
-            if not has_value and remaining:
+            if not has_value and remaining and not remaining[0].startswith("--"):
                 overrides.append(remaining.pop(0))
         else:
             rest.append(argument)
