@@ -144,10 +144,11 @@ class LatentsConfig(Section):
 class ModelConfig(Section):
     """The video diffusion transformer."""
 
-    family: Literal["cogvideox"] = "cogvideox"
+    family: Literal["cogvideox", "stdit3"] = "cogvideox"
     """Model family, which decides the class, the token layout and the sequence plan."""
     path: str | None = None
-    """Local diffusers folder or hub id to start from; `null` builds a new model from `config`."""
+    """Local folder or hub id to start from, in the layout of diffusers or as the family publishes it; `null` builds a
+    new model from `config`."""
     config: dict[str, Any] = {}
     """Constructor arguments of the family's class, for a new model (ignored keys are errors)."""
 
@@ -165,8 +166,9 @@ class ObjectiveConfig(Section):
     """`velocity` is v-prediction on a discrete schedule, as CogVideoX trains; `flow_matching` is rectified flow."""
     snr_shift_scale: float = Field(1.0, gt=0)
     """CogVideoX's signal-to-noise shift of the `velocity` schedule: 3.0 for 2B, 1.0 for 5B and 1.5."""
-    timestep_shift: float = Field(1.0, gt=0)
-    """Shift s of `flow_matching`: sigma = s u / (1 + (s - 1) u)."""
+    timestep_shift: float | None = Field(None, gt=0)
+    """Shift s of `flow_matching`: sigma = s u / (1 + (s - 1) u). `null` takes the family's own, which for some depends
+    on the size and length of the clip."""
     timestep_sampling: Literal["uniform", "logit_normal"] = "uniform"
     """Distribution of training timesteps."""
     caption_dropout: float = Field(0.1, ge=0, le=1)

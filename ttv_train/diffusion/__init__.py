@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ttv_train.config import ObjectiveConfig
-from ttv_train.diffusion.base import Objective
+from ttv_train.diffusion.base import Bucket, Objective
 from ttv_train.diffusion.flow_matching import FlowMatching
 from ttv_train.diffusion.velocity import Velocity
 from ttv_train.errors import UserError
@@ -15,6 +15,10 @@ class ObjectiveCapabilities(Protocol):
 
     name: str
     solvers: Mapping[str, tuple[str, ...]]
+
+    def timestep_shift(self, bucket: Bucket) -> float:
+        """Shift of flow-matching timesteps for clips of this shape."""
+        ...
 
 
 def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> Objective:
@@ -29,7 +33,7 @@ def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> O
         )
     solvers = family.solvers[config.kind]
     if config.kind == "velocity":
-        if config.timestep_sampling != "uniform" or config.timestep_shift != 1.0:
+        if config.timestep_sampling != "uniform" or config.timestep_shift is not None:
             raise UserError(
                 "objective.timestep_sampling and objective.timestep_shift belong to flow_matching; velocity draws "
                 "timesteps uniformly and is shifted by objective.snr_shift_scale"
@@ -39,4 +43,5 @@ def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> O
         raise UserError(
             "objective.snr_shift_scale belongs to velocity; flow_matching is shifted by objective.timestep_shift"
         )
-    return FlowMatching(config.timestep_shift, config.timestep_sampling, solvers)
+    shift = family.timestep_shift if config.timestep_shift is None else config.timestep_shift
+    return FlowMatching(shift, config.timestep_sampling, solvers)

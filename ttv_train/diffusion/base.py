@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import torch
 
-from ttv_train.errors import UserError
-
 Bucket = tuple[int, int, int]
 """Frames, height and width of a clip, in pixels."""
 
@@ -34,11 +32,7 @@ class Objective(Protocol):
         ...
 
     def timestep_at(self, fraction: float) -> float:
-        """The timestep at a fraction of the schedule, 0 for almost no noise and 1 for noise alone.
-
-        Raises:
-            UserError: the fraction is not in [0, 1].
-        """
+        """The timestep at a fraction of the schedule in [0, 1]: 0 for almost no noise, 1 for noise alone."""
         ...
 
     def add_noise(self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
@@ -61,10 +55,3 @@ class Objective(Protocol):
 def broadcast(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Per-sample values (B,) with as many dimensions as `like`."""
     return values.view(-1, *[1] * (like.dim() - 1))
-
-
-def check_fraction(fraction: float) -> float:
-    """`fraction`, refused outside [0, 1]."""
-    if not 0 <= fraction <= 1:
-        raise UserError(f"validation.noise_levels: {fraction} is not a fraction of the schedule; use values in [0, 1]")
-    return fraction

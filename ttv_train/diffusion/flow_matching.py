@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from ttv_train.diffusion.base import Bucket, broadcast, check_fraction
+from ttv_train.diffusion.base import Bucket, broadcast
 
 
 class FlowMatching:
@@ -54,7 +54,7 @@ class FlowMatching:
         return (self.num_train_timesteps * shift * sigma / (1 + (shift - 1) * sigma)).float()
 
     def timestep_at(self, fraction: float) -> float:
-        return self.num_train_timesteps * check_fraction(fraction)
+        return self.num_train_timesteps * fraction
 
     def add_noise(self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         sigma = broadcast(timesteps / self.num_train_timesteps, latents)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler
 
-from ttv_train.diffusion.base import Bucket, broadcast, check_fraction
+from ttv_train.diffusion.base import Bucket, broadcast
 
 SCHEDULERS = {"ddim": CogVideoXDDIMScheduler, "dpm": CogVideoXDPMScheduler}
 
@@ -46,7 +46,7 @@ class Velocity:
         return (uniform.double() * self.num_train_timesteps).floor().float()
 
     def timestep_at(self, fraction: float) -> float:
-        return float(round(check_fraction(fraction) * (self.num_train_timesteps - 1)))
+        return float(round(fraction * (self.num_train_timesteps - 1)))
 
     def add_noise(self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         signal, deviation = self._signal_and_deviation(timesteps, latents)

@@ -2,5 +2,7 @@
 
 from ttv_train.models.base import ModelFamily
 from ttv_train.models.cogvideox import CogVideoX
+from ttv_train.models.stdit3 import STDiT3Family
 
-FAMILIES: dict[str, ModelFamily] = {family.name: family for family in (CogVideoX(),)}
+_FAMILIES: tuple[ModelFamily, ...] = (CogVideoX(), STDiT3Family())
+FAMILIES: dict[str, ModelFamily] = {family.name: family for family in _FAMILIES}

@@ -5,6 +5,7 @@ holds no weights and no state, so there is one object per family. Latents are `(
 an adapter permutes them when its transformer wants another order.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from ttv_train.config import ModelConfig
+from ttv_train.diffusion.base import Bucket
 from ttv_train.parallel.sequence.base import SequenceParallel
 from ttv_train.parallel.sequence.plan import SequencePlan
 
@@ -33,6 +35,10 @@ class ModelFamily(Protocol):
     sequence_plan: SequencePlan
     """Where the sequence of video tokens is cut and joined."""
 
+    def timestep_shift(self, bucket: Bucket) -> float:
+        """Shift of the family's flow-matching timesteps for clips of this shape."""
+        ...
+
     def build(self, config: ModelConfig, *, latent_channels: int, text_hidden_size: int) -> nn.Module:
         """The transformer, float32 on the CPU: new from `config.config`, or with the weights at `config.path`.
 
@@ -48,8 +54,17 @@ class ModelFamily(Protocol):
         """Transformer blocks in order: the units of parameter sharding and activation checkpointing."""
         ...
 
+    def num_attention_heads(self, model: nn.Module) -> int:
+        """Query heads of the self-attention."""
+        ...
+
     def install_attention(self, model: nn.Module, sequence: SequenceParallel) -> None:
         """Makes every self-attention of `model` call `sequence.attention`."""
+        ...
+
+    def null_prompt(self, model: nn.Module) -> torch.Tensor | None:
+        """The embedding (L, D) that stands for no caption, where it comes with the model and not from the text encoder.
+        A dropped caption keeps its mask."""
         ...
 
     def num_padding_frames(self, model: nn.Module, num_latent_frames: int) -> int:
@@ -69,6 +84,10 @@ class ModelFamily(Protocol):
 
     def token_grid(self, model: nn.Module, latent_shape: LatentShape) -> tuple[int, int, int]:
         """Video tokens along frames, height and width, in the order in which the sequence runs over them."""
+        ...
+
+    def owned_tokens(self, sequence: SequenceParallel, token_grid: tuple[int, int, int]) -> torch.Tensor:
+        """Which video tokens this rank computes, bool of shape `token_grid`."""
         ...
 
     def predict(
@@ -98,3 +117,10 @@ class ModelFamily(Protocol):
             rank owns and zeros elsewhere when the sequence is shared.
         """
         ...
+
+
+def owned_run(sequence: SequenceParallel, token_grid: tuple[int, int, int]) -> torch.Tensor:
+    """`owned_tokens` of families that cut the sequence of all video tokens into runs."""
+    owned = torch.zeros(math.prod(token_grid), dtype=torch.bool)
+    owned[sequence.owned(len(owned))] = True
+    return owned.view(token_grid)

@@ -15,8 +15,9 @@ from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_regi
 from torch import nn
 
 from ttv_train.config import ModelConfig
+from ttv_train.diffusion.base import Bucket
 from ttv_train.errors import UserError
-from ttv_train.models.base import LatentShape
+from ttv_train.models.base import LatentShape, owned_run
 from ttv_train.models.diffusers_model import build_diffusers_model, model_config
 from ttv_train.models.rotary import apply_rotary_interleaved
 from ttv_train.parallel.sequence.base import SequenceParallel
@@ -79,6 +80,9 @@ class CogVideoX:
         join={"proj_out": 1},
     )
 
+    def timestep_shift(self, bucket: Bucket) -> float:
+        return 1.0
+
     def build(self, config: ModelConfig, *, latent_channels: int, text_hidden_size: int) -> nn.Module:
         model = build_diffusers_model(
             CogVideoXTransformer3DModel,
@@ -102,8 +106,14 @@ class CogVideoX:
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return list(cast(CogVideoXTransformer3DModel, model).transformer_blocks)
 
+    def num_attention_heads(self, model: nn.Module) -> int:
+        return model_config(model).num_attention_heads
+
     def install_attention(self, model: nn.Module, sequence: SequenceParallel) -> None:
         cast(CogVideoXTransformer3DModel, model).set_attn_processor(CogVideoXAttentionProcessor(sequence))
+
+    def null_prompt(self, model: nn.Module) -> torch.Tensor | None:
+        return None
 
     def num_padding_frames(self, model: nn.Module, num_latent_frames: int) -> int:
         return -num_latent_frames % (model_config(model).patch_size_t or 1)
@@ -138,6 +148,9 @@ class CogVideoX:
         _, frames, height, width = latent_shape
         patch_t = settings.patch_size_t or 1
         return frames // patch_t, height // settings.patch_size, width // settings.patch_size
+
+    def owned_tokens(self, sequence: SequenceParallel, token_grid: tuple[int, int, int]) -> torch.Tensor:
+        return owned_run(sequence, token_grid)
 
     def predict(
         self,

@@ -28,11 +28,21 @@ def build_diffusers_model(model_class: type[Model], config: ModelConfig, encoder
             that differ from `encoder_sizes`.
     """
     model = _new(model_class, config.config, encoder_sizes) if config.path is None else _load(model_class, config.path)
-    where = "model.config" if config.path is None else f"model.path {config.path}"
-    for key, size in encoder_sizes.items():
-        if model.config[key] != size:
-            raise UserError(f"{where}: {key} is {model.config[key]}, but the encoders give {size}; make them agree")
+    check_encoder_sizes(model, encoder_sizes, "model.config" if config.path is None else f"model.path {config.path}")
     return model.train()
+
+
+def check_encoder_sizes(model: nn.Module, encoder_sizes: dict[str, int], origin: str) -> None:
+    """Refuses a model whose config differs from what the encoders give.
+
+    Raises:
+        UserError: naming the key and both sizes.
+    """
+    for key, size in encoder_sizes.items():
+        if model_config(model)[key] != size:
+            raise UserError(
+                f"{origin}: {key} is {model_config(model)[key]}, but the encoders give {size}; make them agree"
+            )
 
 
 def check_keys(config: dict[str, Any], allowed: list[str], origin: str) -> None:

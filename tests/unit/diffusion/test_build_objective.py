@@ -10,7 +10,11 @@ from ttv_train.diffusion.flow_matching import FlowMatching
 from ttv_train.diffusion.velocity import Velocity
 from ttv_train.errors import UserError
 
-FAMILY = SimpleNamespace(name="both", solvers={"velocity": ("dpm", "ddim"), "flow_matching": ("euler",)})
+FAMILY = SimpleNamespace(
+    name="both",
+    solvers={"velocity": ("dpm", "ddim"), "flow_matching": ("euler",)},
+    timestep_shift=lambda bucket: float(bucket[0]),
+)
 
 
 def test_objective_takes_its_settings_and_the_family_s_solvers():
@@ -21,6 +25,9 @@ def test_objective_takes_its_settings_and_the_family_s_solvers():
     flow = build_objective(ObjectiveConfig(kind="flow_matching", timestep_shift=5.0), FAMILY)
     assert isinstance(flow, FlowMatching)
     assert flow.shift(None) == 5.0
+    own = build_objective(ObjectiveConfig(kind="flow_matching"), FAMILY)
+    assert isinstance(own, FlowMatching)
+    assert own.shift((9, 48, 80)) == 9.0
 
 
 @pytest.mark.parametrize(
