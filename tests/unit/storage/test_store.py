@@ -1,0 +1,72 @@
+import errno
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ttv_train.errors import UserError
+from ttv_train.storage import Store
+from ttv_train.storage.store import PARTIAL_LIFETIME_SECONDS, PARTIAL_PREFIX
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store") if request.param == "local" else f"memory://{uuid.uuid4().hex}")
+
+
+def test_reads_ranges_of_what_was_put(store):
+    store.put("shards/a.tar", b"0123456789")
+    assert store.read("shards/a.tar") == b"0123456789"
+    assert store.read("shards/a.tar", 3, 4) == b"3456"
+    assert store.read("shards/a.tar", 8, 4) == b"89"
+    assert (store.exists("shards/a.tar"), store.size("shards/a.tar")) == (True, 10)
+
+
+def test_replaces_and_deletes(store):
+    store.put("manifest.json", b"old")
+    store.put("manifest.json", b"newer")
+    assert store.read("manifest.json") == b"newer"
+    store.delete("manifest.json")
+    store.delete("manifest.json")
+    assert (store.exists("manifest.json"), store.size("manifest.json")) == (False, None)
+    with pytest.raises(OSError):
+        store.read("manifest.json")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/../b", "/etc/passwd", "a b", "a\\b", "ä", "a\n"])
+def test_refuses_other_names(store, name):
+    with pytest.raises(ValueError, match="is not an object name"):
+        store.put(name, b"")
+
+
+def test_unknown_protocol_is_a_user_error():
+    with pytest.raises(UserError, match="warp://"):
+        Store("warp://bucket/latents")
+
+
+def test_a_failed_put_leaves_the_old_object_and_nothing_else(tmp_path, monkeypatch):
+    store = Store(str(tmp_path))
+    store.put("manifest.json", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        store.put("manifest.json", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+    assert store.read("manifest.json") == b"old"
+
+
+def test_removes_partial_files_of_killed_writers_only(tmp_path):
+    store = Store(str(tmp_path))
+    store.put("shards/a.tar", b"kept")
+    abandoned, live = (tmp_path / "shards" / f"{PARTIAL_PREFIX}{name}" for name in ("abandoned", "live"))
+    abandoned.write_bytes(b"")
+    live.write_bytes(b"")
+    long_ago = time.time() - PARTIAL_LIFETIME_SECONDS - 1
+    os.utime(abandoned, (long_ago, long_ago))
+    store.remove_partial_files()
+    assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == [live.name, "a.tar"]
