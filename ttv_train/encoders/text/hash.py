@@ -15,11 +15,6 @@ EMPTY_CAPTION = [""]
 """Tokens of a caption without any; no word is empty, so the embedding is one that no caption has."""
 
 
-def fingerprint(config: HashTextEncoderConfig) -> str:
-    """Digest of the settings; the number changes when the encoder does."""
-    return hashlib.sha256(json.dumps(["hash", 1, config.model_dump(mode="json")]).encode()).hexdigest()
-
-
 class HashTextEncoder:
     """Embeds the words of a caption as normal vectors keyed by the word, plus one keyed by its position.
 

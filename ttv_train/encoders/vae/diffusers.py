@@ -63,12 +63,6 @@ GEOMETRIES: dict[str, Callable[[dict[str, Any]], LatentGeometry]] = {
 }
 
 
-def fingerprint(config: DiffusersVaeConfig) -> str:
-    """Digest of the weights, their config and the type they compute in; reads every byte of them."""
-    identity = ["diffusers", weights_digest(model_folder(config.path, "vae.path")), config.dtype]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-
 class DiffusersVae:
     """A causal video VAE of diffusers, encoding whole clips.
 

@@ -22,11 +22,6 @@ TEMPORAL_FREQUENCY_WEIGHT = 2.0
 MEAN_BAND_FREQUENCY = 0.2
 
 
-def fingerprint(config: WaveletVaeConfig) -> str:
-    """Digest of the settings; the number changes when the transform does."""
-    return hashlib.sha256(json.dumps(["wavelet", 1, config.model_dump(mode="json")]).encode()).hexdigest()
-
-
 class WaveletVae:
     """Cuts a video into blocks of ``2**temporal_levels`` x ``2**spatial_levels`` x ``2**spatial_levels`` pixels and
     gives each block's Haar coefficients as latent channels.
