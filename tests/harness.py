@@ -63,7 +63,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _run(job: _Job) -> Any:
+def _join_group(job: _Job) -> None:
     os.environ.update(
         RANK=str(job.rank),
         LOCAL_RANK=str(job.rank),
@@ -79,8 +79,21 @@ def _run(job: _Job) -> Any:
         world_size=job.world_size,
         timeout=datetime.timedelta(seconds=job.timeout),
     )
+
+
+def _answer(job: _Job) -> tuple[bool, Any, bool]:
+    """Whether the job succeeded, its result or traceback, and whether this process can take another one."""
     try:
-        return job.function(job.rank, job.world_size, *job.args)
+        _join_group(job)
+    except BaseException:
+        # Torch has counted a group that the other ranks have not, and would name the next one differently.
+        return False, traceback.format_exc(), False
+    try:
+        # A rank that fails at once must not leave while others are still connecting to it.
+        dist.barrier()
+        return True, job.function(job.rank, job.world_size, *job.args), True
+    except BaseException:
+        return False, traceback.format_exc(), True
     finally:
         dist.destroy_process_group()
 
@@ -97,9 +110,9 @@ def _serve(connection: Connection, stack_file: str) -> None:
                 return
             try:
                 # Plain pickle copies tensors by value; the default pickler of multiprocessing would share their memory.
-                answer = pickle.dumps((True, _run(pickle.loads(payload))))
+                answer = pickle.dumps(_answer(pickle.loads(payload)))
             except BaseException:
-                answer = pickle.dumps((False, traceback.format_exc()))
+                answer = pickle.dumps((False, traceback.format_exc(), True))
             connection.send_bytes(answer)
 
 
@@ -157,6 +170,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
+    all_reusable = True
     deadline = time.monotonic() + timeout
     while len(results) + len(failures) < world_size:
         pending = {worker.connection: rank for rank, worker in enumerate(workers) if rank not in {*results, *failures}}
@@ -167,10 +181,12 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
             assert isinstance(connection, Connection)
             rank = pending[connection]
             try:
-                succeeded, answer = pickle.loads(connection.recv_bytes())
+                succeeded, answer, reusable = pickle.loads(connection.recv_bytes())
             except EOFError:
                 workers[rank].process.join(1.0)
-                succeeded, answer = False, f"process died with exit code {workers[rank].process.exitcode}"
+                exit_code = workers[rank].process.exitcode
+                succeeded, answer, reusable = False, f"process died with exit code {exit_code}", False
+            all_reusable &= reusable
             if succeeded:
                 results[rank] = answer
             else:
@@ -179,7 +195,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 
     unfinished = [rank for rank in range(world_size) if rank not in results and rank not in failures]
     stacks = {rank: _stack(workers[rank]) for rank in unfinished}
-    if unfinished or any(not worker.process.is_alive() for worker in workers):
+    if unfinished or not all_reusable:
         _stop_workers()
     if failures:
         raise RankError("\n".join(f"rank {rank} of {world_size}: {failures[rank]}" for rank in sorted(failures)))

@@ -98,17 +98,18 @@ def _disagree(rank: int, world_size: int, scheme: str, fact: str) -> str:
     return "no error"
 
 
-@pytest.mark.parametrize("scheme", ["ulysses", "ring", "usp"])
 @pytest.mark.parametrize(
-    ("fact", "message"),
+    ("scheme", "fact", "message"),
     [
-        ("length", "length of 'tokens': [12, 13"),
-        ("batch", "batch: [1, 2"),
-        ("heads", "heads: [4, 5"),
-        ("channels", "head channels: [8, 4"),
-        ("text", "text tokens: [3, 4"),
-        ("no text", "text tokens: [3, -1"),
-        ("dtype", "dtype: [3, 2"),
+        ("ulysses", "length", "length of 'tokens': [12, 13"),
+        ("ring", "length", "length of 'tokens': [12, 13"),
+        ("usp", "length", "length of 'tokens': [12, 13"),
+        ("ulysses", "batch", "batch: [1, 2"),
+        ("ulysses", "heads", "heads: [4, 5"),
+        ("ulysses", "channels", "head channels: [8, 4"),
+        ("ulysses", "text", "text tokens: [3, 4"),
+        ("ulysses", "no text", "text tokens: [3, -1"),
+        ("ulysses", "dtype", "dtype: [3, 2"),
     ],
 )
 def test_ranks_that_disagree_all_raise(scheme, fact, message):
