@@ -1,4 +1,4 @@
-"""Folders of pretrained encoders, from a local disk or the Hugging Face hub: JSON and safetensors, nothing executable."""
+"""Folders of pretrained encoders, from a local disk or the Hugging Face hub: JSON and safetensors, never code."""
 
 import json
 import re
@@ -46,8 +46,8 @@ def open_model_folder(path: str, key: str, weights_stem: str) -> ModelFolder:
         for file in sorted(folder.iterdir()):
             if file.suffix in PICKLE_SUFFIXES:
                 raise UserError(
-                    f"{key} {path}: {file.name} is a pickle, which can run code when it is read; convert the weights to "
-                    "safetensors and remove it"
+                    f"{key} {path}: {file.name} is a pickle, which can run code when it is read; convert the "
+                    "weights to safetensors and remove it"
                 )
     config = _read_json(folder / "config.json", key)
     if "auto_map" in config:

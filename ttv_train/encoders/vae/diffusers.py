@@ -42,8 +42,8 @@ def _hunyuan_video(config: dict[str, Any]) -> LatentGeometry:
 def _ltx_video(config: dict[str, Any]) -> LatentGeometry:
     if config["timestep_conditioning"]:
         raise UserError(
-            "vae.path: this LTX VAE takes part in the denoising (timestep_conditioning), which is not supported; use the "
-            "VAE of LTX-Video 0.9"
+            "vae.path: this LTX VAE takes part in the denoising (timestep_conditioning), which is not supported; use "
+            "the VAE of LTX-Video 0.9"
         )
     scaling = 2 ** sum(config["spatio_temporal_scaling"])
     return LatentGeometry(

@@ -49,8 +49,8 @@ class WaveletVae:
         channels = len(bands) if config.channels is None else config.channels
         if channels > len(bands):
             raise UserError(
-                f"vae.channels {channels}: {config.temporal_levels} temporal and {config.spatial_levels} spatial levels "
-                f"give {len(bands)} bands; keep at most those, or null for all"
+                f"vae.channels {channels}: {config.temporal_levels} temporal and {config.spatial_levels} spatial "
+                f"levels give {len(bands)} bands; keep at most those, or null for all"
             )
         kept = sorted(range(len(bands)), key=lambda band: (-bands[band], band))[:channels]
         self.latent_channels = channels
