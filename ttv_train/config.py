@@ -144,7 +144,7 @@ class LatentsConfig(Section):
 class ModelConfig(Section):
     """The video diffusion transformer."""
 
-    family: Literal["cogvideox", "stdit3"] = "cogvideox"
+    family: Literal["cogvideox", "stdit3", "wan", "hunyuan_video", "ltx_video"] = "cogvideox"
     """Model family, which decides the class, the token layout and the sequence plan."""
     path: str | None = None
     """Local folder or hub id to start from, in the layout of diffusers or as the family publishes it; `null` builds a
@@ -169,8 +169,8 @@ class ObjectiveConfig(Section):
     timestep_shift: float | None = Field(None, gt=0)
     """Shift s of `flow_matching`: sigma = s u / (1 + (s - 1) u). `null` takes the family's own, which for some depends
     on the size and length of the clip."""
-    timestep_sampling: Literal["uniform", "logit_normal"] = "uniform"
-    """Distribution of training timesteps."""
+    timestep_sampling: Literal["uniform", "logit_normal"] | None = None
+    """Distribution of `flow_matching` timesteps in training, before the shift; `null` takes the family's own."""
     caption_dropout: float = Field(0.1, ge=0, le=1)
     """Probability that a caption is replaced by the empty prompt, for classifier-free guidance."""
 
@@ -297,7 +297,7 @@ class SamplingConfig(Section):
 
     num_steps: int = Field(50, ge=1)
     """Solver steps."""
-    solver: Literal["ddim", "dpm", "euler"] | None = None
+    solver: Literal["ddim", "dpm", "euler", "unipc"] | None = None
     """One that fits the objective and the family; `null` takes the family's own."""
     guidance_scale: float = Field(6.0, ge=1)
     """Classifier-free guidance; 1 switches it off."""

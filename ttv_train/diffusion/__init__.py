@@ -1,11 +1,12 @@
 """Training objectives, chosen by `objective.kind`, and the solvers that sample what they train."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from ttv_train.config import ObjectiveConfig
-from ttv_train.diffusion.base import Bucket, Objective
-from ttv_train.diffusion.flow_matching import FlowMatching
+from ttv_train.diffusion.base import Objective
+from ttv_train.diffusion.flow_matching import FlowMatching, FlowSchedule
 from ttv_train.diffusion.velocity import Velocity
 from ttv_train.errors import UserError
 
@@ -15,10 +16,7 @@ class ObjectiveCapabilities(Protocol):
 
     name: str
     solvers: Mapping[str, tuple[str, ...]]
-
-    def timestep_shift(self, bucket: Bucket) -> float:
-        """Shift of flow-matching timesteps for clips of this shape."""
-        ...
+    flow_schedule: FlowSchedule
 
 
 def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> Objective:
@@ -33,7 +31,7 @@ def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> O
         )
     solvers = family.solvers[config.kind]
     if config.kind == "velocity":
-        if config.timestep_sampling != "uniform" or config.timestep_shift is not None:
+        if config.timestep_sampling is not None or config.timestep_shift is not None:
             raise UserError(
                 "objective.timestep_sampling and objective.timestep_shift belong to flow_matching; velocity draws "
                 "timesteps uniformly and is shifted by objective.snr_shift_scale"
@@ -43,5 +41,10 @@ def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> O
         raise UserError(
             "objective.snr_shift_scale belongs to velocity; flow_matching is shifted by objective.timestep_shift"
         )
-    shift = family.timestep_shift if config.timestep_shift is None else config.timestep_shift
-    return FlowMatching(shift, config.timestep_sampling, solvers)
+    schedule = family.flow_schedule
+    if config.timestep_shift is not None:
+        shift = config.timestep_shift
+        schedule = replace(schedule, shift=lambda bucket: shift)
+    if config.timestep_sampling is not None:
+        schedule = replace(schedule, sampling=config.timestep_sampling)
+    return FlowMatching(schedule, solvers)

@@ -19,12 +19,12 @@ class Objective(Protocol):
     solvers: tuple[str, ...]
     """Solvers that can sample a model trained with it, the default first."""
 
-    def timesteps(self, uniform: torch.Tensor, bucket: Bucket | None = None) -> torch.Tensor:
+    def timesteps(self, uniform: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """Training timesteps from uniform draws, by the inverse of their distribution function.
 
         Args:
             uniform: (B,) float32 or float64 in [0, 1).
-            bucket: shape of the clips, for families that shift timesteps by it.
+            bucket: shape of the clips, by which some families shift timesteps.
 
         Returns:
             (B,) float32.
@@ -47,7 +47,7 @@ class Objective(Protocol):
         """Factor of each sample's squared error, (B,) float32."""
         ...
 
-    def scheduler(self, solver: str, num_steps: int, device: torch.device, bucket: Bucket | None = None) -> Any:
+    def scheduler(self, solver: str, num_steps: int, device: torch.device, bucket: Bucket) -> Any:
         """The solver's scheduler of diffusers, with its timesteps set, noisiest first."""
         ...
 

@@ -6,51 +6,46 @@ sigma), in training and in sampling alike.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 from ttv_train.diffusion.base import Bucket, broadcast
+
+
+@dataclass(frozen=True)
+class FlowSchedule:
+    """Which timesteps a family is trained and sampled with."""
+
+    shift: Callable[[Bucket], float] = lambda bucket: 1.0
+    """s above, for clips of a shape."""
+    sampling: Literal["uniform", "logit_normal"] = "logit_normal"
+    """Density of the unshifted sigma in training."""
+    terminal: float | None = None
+    """Sigma of the last solver step, to which the others are stretched; `None` leaves them alone."""
 
 
 class FlowMatching:
     """Rectified flow with continuous timesteps.
 
     Args:
-        shift: s above, or a function of a clip's shape that gives it.
-        sampling: density of the unshifted sigma in training.
+        schedule: the family's, with what the config changes in it.
         solvers: those that the family can be sampled with, the default first.
     """
 
     num_train_timesteps = 1000
 
-    def __init__(
-        self,
-        shift: float | Callable[[Bucket], float],
-        sampling: Literal["uniform", "logit_normal"],
-        solvers: tuple[str, ...],
-    ) -> None:
-        self._shift, self.sampling, self.solvers = shift, sampling, solvers
+    def __init__(self, schedule: FlowSchedule, solvers: tuple[str, ...]) -> None:
+        self.schedule, self.solvers = schedule, solvers
 
-    def shift(self, bucket: Bucket | None) -> float:
-        """The shift s of clips of this shape.
-
-        Raises:
-            ValueError: s depends on the shape and none is given.
-        """
-        if not callable(self._shift):
-            return self._shift
-        if bucket is None:
-            raise ValueError("this family shifts timesteps by the shape of the clip: pass its bucket")
-        return self._shift(bucket)
-
-    def timesteps(self, uniform: torch.Tensor, bucket: Bucket | None = None) -> torch.Tensor:
+    def timesteps(self, uniform: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         sigma = 1 - uniform.double()
-        if self.sampling == "logit_normal":
+        if self.schedule.sampling == "logit_normal":
             sigma = torch.special.ndtri(sigma).sigmoid()
-        shift = self.shift(bucket)
+        shift = self.schedule.shift(bucket)
         return (self.num_train_timesteps * shift * sigma / (1 + (shift - 1) * sigma)).float()
 
     def timestep_at(self, fraction: float) -> float:
@@ -66,8 +61,19 @@ class FlowMatching:
     def loss_weight(self, timesteps: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(timesteps)
 
-    def scheduler(self, solver: str, num_steps: int, device: torch.device, bucket: Bucket | None = None) -> Any:
-        assert solver == "euler"
-        scheduler = FlowMatchEulerDiscreteScheduler(self.num_train_timesteps, shift=self.shift(bucket))
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps), device=device)
+    def scheduler(self, solver: str, num_steps: int, device: torch.device, bucket: Bucket) -> Any:
+        shift = self.schedule.shift(bucket)
+        if solver == "unipc":
+            scheduler = UniPCMultistepScheduler(
+                self.num_train_timesteps, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift
+            )
+            scheduler.set_timesteps(num_steps, device=device)
+        else:
+            assert solver == "euler"
+            # One step leaves nothing to stretch.
+            terminal = self.schedule.terminal if num_steps > 1 else None
+            scheduler = FlowMatchEulerDiscreteScheduler(self.num_train_timesteps, shift=shift, shift_terminal=terminal)
+            scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps), device=device)
+        # Steps are counted; by default they are looked up by a timestep that need not be unique.
+        scheduler.set_begin_index(0)
         return scheduler

@@ -19,7 +19,7 @@ def sample(
     latents: torch.Tensor,
     num_steps: int,
     *,
-    bucket: Bucket | None = None,
+    bucket: Bucket,
     solver: str | None = None,
     generators: Sequence[torch.Generator] | None = None,
 ) -> torch.Tensor:
@@ -30,7 +30,7 @@ def sample(
 
     Args:
         latents: initial noise (B, C, t, h, w) float32.
-        bucket: shape of the clips, for families that shift timesteps by it.
+        bucket: shape of the clips, by which some families shift timesteps.
         solver: one of `objective.solvers`, by default the first.
         generators: one per sample, for the solver that draws noise on its way (`dpm`); the others are deterministic.
 

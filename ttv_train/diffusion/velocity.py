@@ -42,7 +42,7 @@ class Velocity:
         alphas_cumprod = CogVideoXDDIMScheduler(**self.scheduler_config).alphas_cumprod
         self._signal, self._deviation = alphas_cumprod.sqrt().float(), (1 - alphas_cumprod).sqrt().float()
 
-    def timesteps(self, uniform: torch.Tensor, bucket: Bucket | None = None) -> torch.Tensor:
+    def timesteps(self, uniform: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         return (uniform.double() * self.num_train_timesteps).floor().float()
 
     def timestep_at(self, fraction: float) -> float:
@@ -59,7 +59,7 @@ class Velocity:
     def loss_weight(self, timesteps: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(timesteps)
 
-    def scheduler(self, solver: str, num_steps: int, device: torch.device, bucket: Bucket | None = None) -> Any:
+    def scheduler(self, solver: str, num_steps: int, device: torch.device, bucket: Bucket) -> Any:
         scheduler = SCHEDULERS[solver](**self.scheduler_config)
         scheduler.set_timesteps(num_steps, device=device)
         return scheduler

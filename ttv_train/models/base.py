@@ -6,14 +6,17 @@ an adapter permutes them when its transformer wants another order.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from ttv_train.config import ModelConfig
-from ttv_train.diffusion.base import Bucket
+from ttv_train.diffusion.flow_matching import FlowSchedule
+from ttv_train.errors import UserError
+from ttv_train.models.diffusers_model import model_config
 from ttv_train.parallel.sequence.base import SequenceParallel
 from ttv_train.parallel.sequence.plan import SequencePlan
 
@@ -21,24 +24,23 @@ LatentShape = tuple[int, ...]
 """Channels, frames, height and width of the latents of one clip, as `tuple(latents.shape[1:])` gives them."""
 
 
-class ModelFamily(Protocol):
+class ModelFamily(ABC):
     """Adapter of one family of video diffusion transformers."""
 
-    name: str
+    name: ClassVar[str]
     """As in `model.family` of the config."""
-    solvers: Mapping[str, tuple[str, ...]]
+    solvers: ClassVar[Mapping[str, tuple[str, ...]]]
     """Objectives that the family can be trained with -> solvers that can sample it, the family's own one first."""
-    uses_prompt_mask: bool
+    flow_schedule: ClassVar[FlowSchedule]
+    """Timesteps of flow matching, where the family admits it."""
+    uses_prompt_mask: ClassVar[bool]
     """Whether padded text tokens are masked. CogVideoX attends to padding, as it was trained."""
-    sequence_schemes: tuple[str, ...]
+    sequence_schemes: ClassVar[tuple[str, ...]]
     """Schemes of sequence parallelism that the family's blocks can run under."""
-    sequence_plan: SequencePlan
+    sequence_plan: ClassVar[SequencePlan]
     """Where the sequence of video tokens is cut and joined."""
 
-    def timestep_shift(self, bucket: Bucket) -> float:
-        """Shift of the family's flow-matching timesteps for clips of this shape."""
-        ...
-
+    @abstractmethod
     def build(self, config: ModelConfig, *, latent_channels: int, text_hidden_size: int) -> nn.Module:
         """The transformer, float32 on the CPU: new from `config.config`, or with the weights at `config.path`.
 
@@ -48,48 +50,54 @@ class ModelFamily(Protocol):
             UserError: unknown or impossible settings, weights that cannot be loaded, or a transformer that does not
                 fit latents of `latent_channels` or text embeddings of `text_hidden_size`.
         """
-        ...
 
+    @abstractmethod
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         """Transformer blocks in order: the units of parameter sharding and activation checkpointing."""
-        ...
 
     def num_attention_heads(self, model: nn.Module) -> int:
         """Query heads of the self-attention."""
-        ...
+        return model_config(model).num_attention_heads
 
+    @abstractmethod
     def install_attention(self, model: nn.Module, sequence: SequenceParallel) -> None:
         """Makes every self-attention of `model` call `sequence.attention`."""
-        ...
+
+    def embeds_guidance(self, model: nn.Module) -> bool:
+        """Whether the guidance scale is an input of the model, so that sampling needs no pass without the prompt."""
+        return False
 
     def null_prompt(self, model: nn.Module) -> torch.Tensor | None:
         """The embedding (L, D) that stands for no caption, where it comes with the model and not from the text encoder.
         A dropped caption keeps its mask."""
-        ...
+        return None
 
     def num_padding_frames(self, model: nn.Module, num_latent_frames: int) -> int:
         """Latent frames that must be put in front of a clip, because the family patches several frames together.
 
         In training they are copies of the first latent frame; in sampling they are noise, and dropped at the end.
         """
-        ...
+        return 0
 
+    @abstractmethod
     def check_latents(self, model: nn.Module, latent_shape: LatentShape) -> None:
         """Refuses latents that the model cannot take.
 
         Raises:
             UserError: naming the dimension that does not fit.
         """
-        ...
 
+    @abstractmethod
     def token_grid(self, model: nn.Module, latent_shape: LatentShape) -> tuple[int, int, int]:
         """Video tokens along frames, height and width, in the order in which the sequence runs over them."""
-        ...
 
     def owned_tokens(self, sequence: SequenceParallel, token_grid: tuple[int, int, int]) -> torch.Tensor:
         """Which video tokens this rank computes, bool of shape `token_grid`."""
-        ...
+        owned = torch.zeros(math.prod(token_grid), dtype=torch.bool)
+        owned[sequence.owned(len(owned))] = True
+        return owned.view(token_grid)
 
+    @abstractmethod
     def predict(
         self,
         model: nn.Module,
@@ -101,6 +109,7 @@ class ModelFamily(Protocol):
         fps: torch.Tensor,
         height: int,
         width: int,
+        guidance: float = 1.0,
     ) -> torch.Tensor:
         """One forward pass.
 
@@ -111,16 +120,25 @@ class ModelFamily(Protocol):
             prompt_mask: (B, L) bool, True where there is a token.
             fps: (B,) frames per second of the clips.
             height, width: of the clips, in pixels.
+            guidance: scale for models that take it as an input; see `embeds_guidance`.
 
         Returns:
             (B, C, t, h, w): the objective's target as the model predicts it, with values at the video tokens that this
             rank owns and zeros elsewhere when the sequence is shared.
         """
-        ...
 
 
-def owned_run(sequence: SequenceParallel, token_grid: tuple[int, int, int]) -> torch.Tensor:
-    """`owned_tokens` of families that cut the sequence of all video tokens into runs."""
-    owned = torch.zeros(math.prod(token_grid), dtype=torch.bool)
-    owned[sequence.owned(len(owned))] = True
-    return owned.view(token_grid)
+def check_divisible(latent_shape: LatentShape, channels: int, patch_size: Sequence[int]) -> None:
+    """`check_latents` of families whose only conditions are channels and whole patches.
+
+    Raises:
+        UserError: naming the dimension that does not fit.
+    """
+    if latent_shape[0] != channels:
+        raise UserError(f"latents have {latent_shape[0]} channels, but the model takes in_channels {channels}")
+    for dimension, size, patch in zip(("frames", "height", "width"), latent_shape[1:], patch_size, strict=True):
+        if size % patch:
+            raise UserError(
+                f"latents of {dimension} {size} are not a multiple of the model's patch of {patch}; change "
+                "dataset.buckets"
+            )

@@ -4,7 +4,6 @@ Text and video tokens attend together. Positions are rotary (5B and 1.5) or adde
 patches several latent frames together (`patch_size_t`).
 """
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -15,9 +14,9 @@ from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_regi
 from torch import nn
 
 from ttv_train.config import ModelConfig
-from ttv_train.diffusion.base import Bucket
+from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
-from ttv_train.models.base import LatentShape, owned_run
+from ttv_train.models.base import LatentShape, ModelFamily
 from ttv_train.models.diffusers_model import build_diffusers_model, model_config
 from ttv_train.models.rotary import apply_rotary_interleaved
 from ttv_train.parallel.sequence.base import SequenceParallel
@@ -68,20 +67,18 @@ class CogVideoXAttentionProcessor:
         return dropout(project(x.transpose(1, 2).flatten(2)))
 
 
-class CogVideoX:
+class CogVideoX(ModelFamily):
     """Adapter of `CogVideoXTransformer3DModel`."""
 
     name = "cogvideox"
-    solvers: Mapping[str, tuple[str, ...]] = {"velocity": ("ddim", "dpm"), "flow_matching": ("euler",)}
+    solvers = {"velocity": ("ddim", "dpm"), "flow_matching": ("euler",)}
+    flow_schedule = FlowSchedule(sampling="uniform")
     uses_prompt_mask = False
-    sequence_schemes: tuple[str, ...] = ("none", "ulysses", "ring", "usp")
+    sequence_schemes = ("none", "ulysses", "ring", "usp")
     sequence_plan = SequencePlan(
         shard={"": {"image_rotary_emb": 0}, "transformer_blocks.0": {"hidden_states": 1}},
         join={"proj_out": 1},
     )
-
-    def timestep_shift(self, bucket: Bucket) -> float:
-        return 1.0
 
     def build(self, config: ModelConfig, *, latent_channels: int, text_hidden_size: int) -> nn.Module:
         model = build_diffusers_model(
@@ -106,14 +103,8 @@ class CogVideoX:
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return list(cast(CogVideoXTransformer3DModel, model).transformer_blocks)
 
-    def num_attention_heads(self, model: nn.Module) -> int:
-        return model_config(model).num_attention_heads
-
     def install_attention(self, model: nn.Module, sequence: SequenceParallel) -> None:
         cast(CogVideoXTransformer3DModel, model).set_attn_processor(CogVideoXAttentionProcessor(sequence))
-
-    def null_prompt(self, model: nn.Module) -> torch.Tensor | None:
-        return None
 
     def num_padding_frames(self, model: nn.Module, num_latent_frames: int) -> int:
         return -num_latent_frames % (model_config(model).patch_size_t or 1)
@@ -149,9 +140,6 @@ class CogVideoX:
         patch_t = settings.patch_size_t or 1
         return frames // patch_t, height // settings.patch_size, width // settings.patch_size
 
-    def owned_tokens(self, sequence: SequenceParallel, token_grid: tuple[int, int, int]) -> torch.Tensor:
-        return owned_run(sequence, token_grid)
-
     def predict(
         self,
         model: nn.Module,
@@ -163,6 +151,7 @@ class CogVideoX:
         fps: torch.Tensor,
         height: int,
         width: int,
+        guidance: float = 1.0,
     ) -> torch.Tensor:
         settings = model_config(model)
         latent_shape = tuple(noisy_latents.shape[1:])

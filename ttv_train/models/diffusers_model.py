@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import traceback
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,7 +64,7 @@ def _new(model_class: type[Model], config: dict[str, Any], encoder_sizes: dict[s
     check_keys(config, allowed, f"model.config of {model_class.__name__}")
     try:
         return model_class(**encoder_sizes | config)
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError) as error:
         raise UserError(f"model.config: {model_class.__name__} cannot be built: {_one_line(error)}") from error
 
 
@@ -93,7 +94,9 @@ def split_source(path: str) -> tuple[str, str | None]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    # An assertion of diffusers has no message; what it asserted is the next best.
+    message = str(error) or traceback.extract_tb(error.__traceback__)[-1].line or type(error).__name__
+    return " ".join(message.split())[:300]
 
 
 def model_config(model: nn.Module) -> Any:

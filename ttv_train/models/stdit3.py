@@ -16,8 +16,9 @@ from torch import nn
 
 from ttv_train.config import ModelConfig
 from ttv_train.diffusion.base import Bucket
+from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
-from ttv_train.models.base import LatentShape
+from ttv_train.models.base import LatentShape, ModelFamily
 from ttv_train.models.diffusers_model import build_diffusers_model, check_encoder_sizes, model_config, split_source
 from ttv_train.models.stdit3_layers import SelfAttention
 from ttv_train.models.stdit3_model import STDiT3
@@ -43,20 +44,22 @@ FORBIDDEN_KEYS = ("drop_path", "skip_y_embedder")
 """Keys that would change it, and are zero or false in every published config."""
 
 
-class STDiT3Family:
+def resolution_shift(bucket: Bucket) -> float:
+    """sqrt(pixels of a frame / 512^2) sqrt(latent frames): Open-Sora's VAE makes 5 latent frames of 17."""
+    num_frames, height, width = bucket
+    latent_frames = 1 if num_frames == 1 else max(1, num_frames // 17 * 5)
+    return (height * width * latent_frames) ** 0.5 / 512
+
+
+class STDiT3Family(ModelFamily):
     """Adapter of `STDiT3`."""
 
     name = "stdit3"
-    solvers: Mapping[str, tuple[str, ...]] = {"flow_matching": ("euler",)}
+    solvers = {"flow_matching": ("euler",)}
+    flow_schedule = FlowSchedule(shift=resolution_shift)
     uses_prompt_mask = True
-    sequence_schemes: tuple[str, ...] = ("none", "ulysses", "ring", "usp", "dsp")
+    sequence_schemes = ("none", "ulysses", "ring", "usp", "dsp")
     sequence_plan = SequencePlan(shard={"spatial_blocks.0": {"x": 2}}, join={"final_layer": 2})
-
-    def timestep_shift(self, bucket: Bucket) -> float:
-        """sqrt(pixels of a frame / 512^2) sqrt(latent frames): Open-Sora's VAE makes 5 latent frames of 17."""
-        num_frames, height, width = bucket
-        latent_frames = 1 if num_frames == 1 else max(1, num_frames // 17 * 5)
-        return (height * width * latent_frames) ** 0.5 / 512
 
     def build(self, config: ModelConfig, *, latent_channels: int, text_hidden_size: int) -> nn.Module:
         encoder_sizes = {"in_channels": latent_channels, "caption_channels": text_hidden_size}
@@ -71,8 +74,8 @@ class STDiT3Family:
         return model.train()
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        model = cast(STDiT3, model)
-        pairs = zip(model.spatial_blocks, model.temporal_blocks, strict=True)
+        transformer = cast(STDiT3, model)
+        pairs = zip(transformer.spatial_blocks, transformer.temporal_blocks, strict=True)
         return [block for pair in pairs for block in pair]
 
     def num_attention_heads(self, model: nn.Module) -> int:
@@ -85,9 +88,6 @@ class STDiT3Family:
 
     def null_prompt(self, model: nn.Module) -> torch.Tensor | None:
         return cast(STDiT3, model).y_embedder.y_embedding
-
-    def num_padding_frames(self, model: nn.Module, num_latent_frames: int) -> int:
-        return 0
 
     def check_latents(self, model: nn.Module, latent_shape: LatentShape) -> None:
         channels = model_config(model).in_channels
@@ -114,6 +114,7 @@ class STDiT3Family:
         fps: torch.Tensor,
         height: int,
         width: int,
+        guidance: float = 1.0,
     ) -> torch.Tensor:
         self.check_latents(model, tuple(noisy_latents.shape[1:]))
         out = model(

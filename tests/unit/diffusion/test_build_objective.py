@@ -6,14 +6,14 @@ import pytest
 
 from ttv_train.config import ObjectiveConfig
 from ttv_train.diffusion import build_objective
-from ttv_train.diffusion.flow_matching import FlowMatching
+from ttv_train.diffusion.flow_matching import FlowMatching, FlowSchedule
 from ttv_train.diffusion.velocity import Velocity
 from ttv_train.errors import UserError
 
 FAMILY = SimpleNamespace(
     name="both",
     solvers={"velocity": ("dpm", "ddim"), "flow_matching": ("euler",)},
-    timestep_shift=lambda bucket: float(bucket[0]),
+    flow_schedule=FlowSchedule(shift=lambda bucket: float(bucket[0]), terminal=0.1),
 )
 
 
@@ -22,12 +22,17 @@ def test_objective_takes_its_settings_and_the_family_s_solvers():
     assert isinstance(velocity, Velocity)
     assert velocity.solvers == ("dpm", "ddim")
     assert velocity.scheduler_config["snr_shift_scale"] == 3.0
-    flow = build_objective(ObjectiveConfig(kind="flow_matching", timestep_shift=5.0), FAMILY)
+    flow = build_objective(ObjectiveConfig(kind="flow_matching"), FAMILY)
     assert isinstance(flow, FlowMatching)
-    assert flow.shift(None) == 5.0
-    own = build_objective(ObjectiveConfig(kind="flow_matching"), FAMILY)
-    assert isinstance(own, FlowMatching)
-    assert own.shift((9, 48, 80)) == 9.0
+    assert flow.schedule == FAMILY.flow_schedule
+
+
+def test_config_changes_the_family_s_schedule():
+    config = ObjectiveConfig(kind="flow_matching", timestep_shift=5.0, timestep_sampling="uniform")
+    flow = build_objective(config, FAMILY)
+    assert isinstance(flow, FlowMatching)
+    assert flow.schedule.shift((9, 48, 80)) == 5.0
+    assert (flow.schedule.sampling, flow.schedule.terminal) == ("uniform", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -41,4 +46,6 @@ def test_objective_takes_its_settings_and_the_family_s_solvers():
 )
 def test_what_makes_no_sense_is_refused(settings, solvers, message):
     with pytest.raises(UserError, match=message):
-        build_objective(ObjectiveConfig(**settings), SimpleNamespace(name="toy", solvers=solvers))
+        build_objective(
+            ObjectiveConfig(**settings), SimpleNamespace(name="toy", solvers=solvers, flow_schedule=FlowSchedule())
+        )

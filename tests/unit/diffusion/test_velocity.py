@@ -6,6 +6,7 @@ from diffusers import CogVideoXDPMScheduler
 
 from ttv_train.diffusion.velocity import Velocity
 
+BUCKET = (9, 32, 40)
 SHAPE = (4, 3, 2, 4, 5)
 TIMESTEPS = torch.tensor([0.0, 1.0, 500.0, 998.0])
 
@@ -59,10 +60,10 @@ def test_the_last_step_is_noise_alone(pair):
 
 def test_timesteps_are_all_integers_equally_often():
     uniform = (torch.arange(3000, dtype=torch.float64) + 0.5) / 3000
-    timesteps = Velocity(1.0, ()).timesteps(uniform)
+    timesteps = Velocity(1.0, ()).timesteps(uniform, BUCKET)
     assert timesteps.dtype == torch.float32
     assert torch.equal(timesteps, torch.arange(1000.0).repeat_interleave(3))
-    assert Velocity(1.0, ()).timesteps(torch.tensor([1 - 2**-24], dtype=torch.float32)).item() == 999
+    assert Velocity(1.0, ()).timesteps(torch.tensor([1 - 2**-24], dtype=torch.float32), BUCKET).item() == 999
 
 
 def test_fractions_of_the_schedule():

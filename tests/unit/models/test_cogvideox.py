@@ -133,6 +133,7 @@ class TestSampling:
             Velocity(snr_shift_scale, ("ddim", "dpm")),
             noise,
             5,
+            bucket=(9, 48, 64),
             solver="ddim" if scheduler_class is CogVideoXDDIMScheduler else "dpm",
             generators=[torch.Generator().manual_seed(s) for s in (1, 2)],
         )

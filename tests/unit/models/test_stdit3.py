@@ -185,7 +185,7 @@ class TestSemantics:
 
 
 def test_timestep_shift_is_the_reference_transform():
-    objective = build_objective(ObjectiveConfig(kind="flow_matching"), FAMILY)
+    objective = build_objective(ObjectiveConfig(kind="flow_matching", timestep_sampling="uniform"), FAMILY)
     for row in json.loads((GOLDEN / "rflow_timestep_transform.json").read_text())["rows"]:
         uniform = torch.tensor([1 - row["t"] / 1000], dtype=torch.float64)
         shifted = objective.timesteps(uniform, (row["num_frames"], row["height"], row["width"]))
@@ -193,7 +193,7 @@ def test_timestep_shift_is_the_reference_transform():
 
 
 def test_short_clips_are_shifted_as_one_latent_frame():
-    assert FAMILY.timestep_shift((9, 512, 512)) == 1.0
+    assert FAMILY.flow_schedule.shift((9, 512, 512)) == 1.0
 
 
 def test_sampling_takes_euler_steps_along_the_shifted_timesteps():

@@ -36,6 +36,8 @@ def parallelize_sequence(model: nn.Module, plan: SequencePlan, sequence: Sequenc
                 f"it has {', '.join(signature.parameters)}"
             )
         module.register_forward_pre_hook(_ShardArguments(signature, dims, sequence), with_kwargs=True)
+    for path, dim in plan.shard_output.items():
+        _module_at(model, path).register_forward_hook(_ShardOutput(dim, sequence))
     for path, dim in plan.join.items():
         _module_at(model, path).register_forward_hook(_JoinOutput(path, dim, sequence))
 
@@ -62,17 +64,26 @@ class _ShardArguments:
         bound = self.signature.bind(*args, **kwargs)
         for name, dim in self.dims.items():
             if name in bound.arguments:
-                bound.arguments[name] = self._shard(bound.arguments[name], dim)
+                bound.arguments[name] = _shard(self.sequence, bound.arguments[name], dim)
         return bound.args, bound.kwargs
 
-    def _shard(self, value: Any, dim: int) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self.sequence.shard(value, dim)
-        if isinstance(value, tuple | list):
-            return type(value)(self._shard(element, dim) for element in value)
-        if value is None:
-            return None
-        raise ValueError(f"sequence plan: cannot cut a {type(value).__name__}")
+
+class _ShardOutput:
+    def __init__(self, dim: int, sequence: SequenceParallel) -> None:
+        self.dim, self.sequence = dim, sequence
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return _shard(self.sequence, output, self.dim)
+
+
+def _shard(sequence: SequenceParallel, value: Any, dim: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return sequence.shard(value, dim)
+    if isinstance(value, tuple | list):
+        return type(value)(_shard(sequence, element, dim) for element in value)
+    if value is None:
+        return None
+    raise ValueError(f"sequence plan: cannot cut a {type(value).__name__}")
 
 
 class _JoinOutput:

@@ -20,5 +20,8 @@ class SequencePlan:
     shard: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Module path -> {argument of its forward: dimension that is cut to the local tokens when the module is called}.
     A tuple or list of tensors is cut element by element; `None` and omitted arguments are left alone."""
+    shard_output: Mapping[str, int] = field(default_factory=dict)
+    """Module path -> dimension of its output that is cut to the local tokens, for what a model computes once and hands
+    to every block, such as rotary tables. A tuple or list of tensors is cut element by element."""
     join: Mapping[str, int] = field(default_factory=dict)
     """Module path -> dimension of its output tensor on which the local tokens are joined."""

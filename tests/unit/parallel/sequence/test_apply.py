@@ -108,3 +108,26 @@ def test_what_is_no_tensor_is_refused():
     parallelize_sequence(model, SequencePlan(join={"inner": 1}), HalfSequence())
     with pytest.raises(ValueError, match="output of 'inner' is a tuple"):
         model(torch.ones(2, 4, 6))
+
+
+class Tables(nn.Module):
+    def forward(self, x):
+        return x[0], (x[0] + 1, None)
+
+
+class WithTables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = Tables()
+
+    def forward(self, x):
+        return self.tables(x)
+
+
+def test_outputs_are_cut_where_the_plan_says():
+    model = WithTables()
+    parallelize_sequence(model, SequencePlan(shard_output={"tables": 0}), HalfSequence())
+    first, (second, nothing) = model(torch.arange(12.0).view(1, 4, 3))
+    assert torch.equal(first, torch.arange(6.0).view(2, 3))
+    assert torch.equal(second, first + 1)
+    assert nothing is None
