@@ -10,7 +10,7 @@ from typing import Any
 from ttv_train.encoders.fingerprint import file_sha256
 from ttv_train.errors import UserError
 
-HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+(/[\w.-]+)*")
+HUB_PATH = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)+")
 PICKLE_SUFFIXES = {".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"}
 
 
@@ -63,7 +63,7 @@ def find_folder(path: str, key: str, patterns: tuple[str, ...]) -> Path:
     Raises:
         UserError: `path` is no folder, and the hub has nothing by that name or cannot be reached.
     """
-    if Path(path).is_dir():
+    if path and Path(path).is_dir():
         return Path(path)
     if not HUB_PATH.fullmatch(path):
         raise UserError(f"{key} {path!r}: no such folder; give a folder, or a hub id such as owner/name/vae")

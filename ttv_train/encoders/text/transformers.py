@@ -1,6 +1,7 @@
 """The text encoders of transformers, from a local folder or the hub."""
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from ttv_train.encoders.model_folder import find_folder, open_model_folder
 from ttv_train.errors import UserError
 
 TOKENIZER_FILES = ("*.json", "*.model", "*.txt")
+VOCABULARIES = ("tokenizer.json", "spiece.model", "tokenizer.model", "vocab.json")
 
 
 class Recipe(NamedTuple):
@@ -51,8 +53,7 @@ class TransformersTextEncoder:
             )
         self._recipe = RECIPES[architecture]
         self._path = config.path
-        self._tokenizer_path = config.tokenizer_path or config.path
-        self._tokenizer_folder = find_folder(self._tokenizer_path, "text_encoder.tokenizer_path", TOKENIZER_FILES)
+        self._tokenizer_folder = _find_tokenizer(config.tokenizer_path or config.path)
         self._device = device
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self.max_length = config.max_length
@@ -88,13 +89,7 @@ class TransformersTextEncoder:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        try:
-            return transformers.AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"text_encoder.tokenizer_path {self._tokenizer_path}: no tokenizer in it "
-                f"({str(error).strip().splitlines()[0]}); set it to the folder of the tokenizer"
-            ) from None
+        return transformers.AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)
 
     @cached_property
     def _model(self) -> Any:
@@ -109,3 +104,15 @@ class TransformersTextEncoder:
             missing = sorted(loading["missing_keys"])[0]
             raise UserError(f"text_encoder.path {self._path}: weights lack {missing}; fetch them again")
         return model.to(self._device).eval().requires_grad_(False)
+
+
+def _find_tokenizer(path: str) -> Path:
+    """The folder of a tokenizer. Transformers builds one that knows no word where the vocabulary is missing, so that is
+    refused here."""
+    folder = find_folder(path, "text_encoder.tokenizer_path", TOKENIZER_FILES)
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        raise UserError(
+            f"text_encoder.tokenizer_path {path}: no vocabulary in it ({', '.join(VOCABULARIES)}); set it to the folder "
+            "of the tokenizer"
+        )
+    return folder

@@ -3,7 +3,6 @@
 Shapes: B clips, C channels, T frames of H x W pixels; latents have t frames of h x w positions.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -90,19 +89,16 @@ def check_bucket(vae: VideoVae, num_frames: int, height: int, width: int) -> Non
         nearest = f"{num_frames}x{_nearest_multiple(height, factor)}x{_nearest_multiple(width, factor)}"
         wrong = f"height and width must be multiples of {factor}; the nearest is {nearest}"
     elif not vae.valid_num_frames(num_frames):
-        fewer = _first_valid(vae, range(num_frames - 1, 0, -1))
-        more = _first_valid(vae, range(num_frames + 1, num_frames + 2 * vae.temporal_factor + 1))
-        wrong = f"it takes {' or '.join(map(str, [*fewer, *more]))} frames"
+        reach = vae.temporal_factor
+        fewer = [n for n in range(max(1, num_frames - reach), num_frames) if vae.valid_num_frames(n)]
+        more = [n for n in range(num_frames + 1, num_frames + reach + 1) if vae.valid_num_frames(n)]
+        wrong = f"it takes {' or '.join(map(str, fewer[-1:] + more[:1]))} frames"
     if wrong:
         raise UserError(f"dataset.buckets {num_frames}x{height}x{width} does not suit the VAE: {wrong}")
 
 
 def _nearest_multiple(value: int, factor: int) -> int:
     return max(factor, round(value / factor) * factor)
-
-
-def _first_valid(vae: VideoVae, candidates: Iterable[int]) -> list[int]:
-    return [next(filter(vae.valid_num_frames, candidates))] if any(map(vae.valid_num_frames, candidates)) else []
 
 
 def _per_channel(values: tuple[float, ...], latents: torch.Tensor) -> torch.Tensor:

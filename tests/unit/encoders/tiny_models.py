@@ -1,0 +1,72 @@
+"""Tiny pretrained folders with random weights, written by the libraries themselves."""
+
+from pathlib import Path
+
+import diffusers
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+TINY_VAES = {
+    "AutoencoderKLCogVideoX": {
+        "block_out_channels": (8, 8, 8, 8),
+        "latent_channels": 4,
+        "layers_per_block": 1,
+        "norm_num_groups": 2,
+        "scaling_factor": 0.7,
+    },
+    "AutoencoderKLHunyuanVideo": {
+        "block_out_channels": (8, 8, 8, 8),
+        "latent_channels": 4,
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+    },
+    "AutoencoderKLLTXVideo": {
+        "block_out_channels": (8, 8, 8, 8),
+        "decoder_block_out_channels": (8, 8, 8, 8),
+        "latent_channels": 8,
+        "layers_per_block": (1, 1, 1, 1, 1),
+        "decoder_layers_per_block": (1, 1, 1, 1, 1),
+        "spatio_temporal_scaling": (True, True, False, False),
+        "decoder_spatio_temporal_scaling": (True, True, False, False),
+    },
+    "AutoencoderKLWan": {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
+}
+
+WORDS = ("a", "dog", "lies", "on", "the", "floor", "rabbit", "wakes")
+
+
+def save_vae(folder: Path, class_name: str, **config) -> torch.nn.Module:
+    """Writes a VAE of diffusers with seeded weights to `folder` and returns it."""
+    torch.manual_seed(0)
+    vae = getattr(diffusers, class_name)(**{**TINY_VAES[class_name], **config})
+    if class_name == "AutoencoderKLLTXVideo":
+        vae.latents_mean.copy_(torch.linspace(-1, 1, 8))
+        vae.latents_std.copy_(torch.linspace(0.5, 2, 8))
+    vae.save_pretrained(folder)
+    return vae.eval()
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer of whole words that ends every text with `</s>`, as T5's does."""
+    vocabulary = {word: index for index, word in enumerate(("<pad>", "</s>", "<unk>", *WORDS))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(folder)
+
+
+def save_text_encoder(folder: Path, class_name: str = "T5EncoderModel") -> torch.nn.Module:
+    """Writes a text encoder of the T5 family, with its tokenizer, to `folder` and returns it."""
+    torch.manual_seed(0)
+    config_class = transformers.UMT5Config if class_name.startswith("UMT5") else transformers.T5Config
+    config = config_class(vocab_size=16, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
+    encoder = getattr(transformers, class_name)(config)
+    encoder.save_pretrained(folder)
+    save_tokenizer(folder)
+    return encoder.eval()
