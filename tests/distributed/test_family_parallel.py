@@ -10,6 +10,7 @@ from tests.distributed.schemes import SCHEMES, build_scheme
 from tests.harness import run_ranks
 from ttv_train.config import ModelConfig
 from ttv_train.models import FAMILIES
+from ttv_train.models.precision import KeepFloat64
 from ttv_train.parallel.sequence.apply import parallelize_sequence
 from ttv_train.parallel.sequence.base import SequenceParallel
 from ttv_train.parallel.sequence.none import NoSequenceParallel
@@ -24,13 +25,33 @@ COGVIDEOX = {
     "sample_frames": 9,
     "max_text_seq_length": 5,
 }
+ROTARY = {"use_rotary_positional_embeddings": True}
 MODELS: dict[str, tuple[str, dict, tuple[int, int, int, int]]] = {
-    "cogvideox with rotary positions": ("cogvideox", {"use_rotary_positional_embeddings": True}, (4, 3, 6, 10)),
-    "cogvideox with added positions": ("cogvideox", {}, (4, 3, 6, 10)),
-    "cogvideox 1.5": (
-        "cogvideox",
-        {"use_rotary_positional_embeddings": True, "patch_size_t": 2, "patch_bias": False},
-        (4, 4, 6, 10),
+    "cogvideox with rotary positions": ("cogvideox", COGVIDEOX | ROTARY, (4, 3, 6, 10)),
+    "cogvideox with added positions": ("cogvideox", COGVIDEOX, (4, 3, 6, 10)),
+    "cogvideox 1.5": ("cogvideox", COGVIDEOX | ROTARY | {"patch_size_t": 2, "patch_bias": False}, (4, 4, 6, 10)),
+    "wan": (
+        "wan",
+        {"num_attention_heads": 3, "attention_head_dim": 12, "num_layers": 2, "ffn_dim": 16, "freq_dim": 8},
+        (4, 3, 6, 10),
+    ),
+    "hunyuan_video": (
+        "hunyuan_video",
+        {
+            "num_attention_heads": 3,
+            "attention_head_dim": 12,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "num_refiner_layers": 1,
+            "rope_axes_dim": [4, 4, 4],
+            "pooled_projection_dim": 6,
+        },
+        (4, 3, 6, 10),
+    ),
+    "ltx_video": (
+        "ltx_video",
+        {"num_attention_heads": 3, "attention_head_dim": 12, "num_layers": 2, "cross_attention_dim": 36},
+        (4, 2, 3, 4),
     ),
 }
 TEXT_CHANNELS = 7
@@ -40,23 +61,24 @@ def _loss_and_gradients(sequence: SequenceParallel, name: str) -> tuple[torch.Te
     family_name, settings, latent_shape = MODELS[name]
     family = FAMILIES[family_name]
     torch.manual_seed(0)
-    config = ModelConfig(family=family_name, config=COGVIDEOX | settings)
+    config = ModelConfig(family=family_name, config=settings)
     model = family.build(config, latent_channels=latent_shape[0], text_hidden_size=TEXT_CHANNELS).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     family.install_attention(model, sequence)
     parallelize_sequence(model, family.sequence_plan, sequence)
     latents, weights = torch.randn(2, 2, *latent_shape, dtype=torch.float64)
-    prediction = family.predict(
-        model,
-        latents,
-        torch.tensor([17.0, 803.0]),
-        torch.randn(2, 5, TEXT_CHANNELS, dtype=torch.float64),
-        torch.ones(2, 5, dtype=torch.bool),
-        fps=torch.tensor([8.0, 8.0]),
-        height=48,
-        width=80,
-    )
+    with KeepFloat64():
+        prediction = family.predict(
+            model,
+            latents,
+            torch.tensor([17.0, 803.0]),
+            torch.randn(2, 5, TEXT_CHANNELS, dtype=torch.float64),
+            torch.tensor([[True] * 5, [True] * 3 + [False] * 2]),
+            fps=torch.tensor([8.0, 8.0]),
+            height=48,
+            width=80,
+        )
     # Linear, so that the zeros at other ranks' tokens need no mask.
     loss = (prediction * weights).sum()
     loss.backward()
@@ -81,5 +103,6 @@ def test_loss_and_gradients_equal_one_process(scheme):
         expected_loss, expected = _loss_and_gradients(NoSequenceParallel(), name)
         assert math.isclose(loss, expected_loss, rel_tol=1e-12), name
         for parameter, gradient in expected.items():
-            scale = max(float(gradient.norm()), 1e-6)
+            # Some gradients are zero but for rounding: a softmax does not feel the bias of its keys.
+            scale = max(float(gradient.norm()), 1e-3)
             assert float((gradients[parameter] - gradient).norm()) / scale < 1e-10, (name, parameter)
