@@ -15,44 +15,53 @@ import torch.distributed as dist
 from ttv_train.parallel import collectives
 from ttv_train.parallel.sequence.base import DTYPES, SequenceParallel, TextTensors
 from ttv_train.parallel.sequence.none import local_attention
+from ttv_train.parallel.sequence.operators import group_named, operator
 from ttv_train.parallel.sequence.shapes import allocate_pieces, split_sizes
 
 PURPOSE = "dsp"
 
 
-class _Switch(torch.autograd.Function):
-    """Local along `from_dim` and whole along `to_dim` becomes whole along `from_dim` and local along `to_dim`."""
+def _switch_shape(x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], group_name: str) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[to_dim] = split_sizes(x.shape[to_dim], len(from_sizes))[dist.get_rank(group_named(group_name))]
+    shape[from_dim] = sum(from_sizes)
+    return x.new_empty(shape)
 
+
+@operator(_switch_shape)
+def switch_dims(x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], group_name: str) -> torch.Tensor:
+    """Local along `from_dim` and whole along `to_dim` becomes whole along `from_dim` and local along `to_dim`."""
+    group = group_named(group_name)
+    # Pieces keep the order of dimensions of `x`, so that with one sample either packing or unpacking is no copy.
+    leaving = x.split(split_sizes(x.shape[to_dim], len(from_sizes)), to_dim)
+    if math.prod(x.shape[:to_dim]) == 1:
+        send = x.contiguous()
+    else:
+        send, targets = allocate_pieces(x, [tuple(piece.shape) for piece in leaving])
+        for target, piece in zip(targets, leaving, strict=True):
+            target.copy_(piece)
+    shape = list(leaving[dist.get_rank(group)].shape)
+    shapes = [(*shape[:from_dim], size, *shape[from_dim + 1 :]) for size in from_sizes]
+    received, arriving = allocate_pieces(x, shapes)
+    collectives.all_to_all(
+        received, send, [piece.numel() for piece in arriving], [piece.numel() for piece in leaving], group, PURPOSE
+    )
+    if math.prod(shape[:from_dim]) == 1:
+        return received.view(*shape[:from_dim], sum(from_sizes), *shape[from_dim + 1 :])
+    return torch.cat(arriving, dim=from_dim)
+
+
+class _Switch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, group: dist.ProcessGroup, x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int]
+        ctx: Any, x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], group_name: str
     ) -> torch.Tensor:
-        rank = dist.get_rank(group)
-        to_sizes = split_sizes(x.shape[to_dim], len(from_sizes))
-        ctx.group, ctx.dims, ctx.to_sizes = group, (from_dim, to_dim), to_sizes
-
-        # Pieces keep the order of dimensions of `x`, so that with one sample either packing or unpacking is no copy.
-        pieces = x.split(to_sizes, to_dim)
-        if math.prod(x.shape[:to_dim]) == 1:
-            send = x.contiguous()
-        else:
-            send, targets = allocate_pieces(x, [tuple(piece.shape) for piece in pieces])
-            for target, piece in zip(targets, pieces, strict=True):
-                target.copy_(piece)
-        shape = list(pieces[rank].shape)
-        shapes = [(*shape[:from_dim], size, *shape[from_dim + 1 :]) for size in from_sizes]
-        received, arrived = allocate_pieces(x, shapes)
-        collectives.all_to_all(
-            received, send, [piece.numel() for piece in arrived], [piece.numel() for piece in pieces], group, PURPOSE
-        )
-        if math.prod(shape[:from_dim]) == 1:
-            return received.view(*shape[:from_dim], sum(from_sizes), *shape[from_dim + 1 :])
-        return torch.cat(arrived, dim=from_dim)
+        ctx.back = to_dim, from_dim, split_sizes(x.shape[to_dim], len(from_sizes)), group_name
+        return switch_dims(x, from_dim, to_dim, from_sizes, group_name)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        from_dim, to_dim = ctx.dims
-        return None, _Switch.apply(ctx.group, grads[0], to_dim, from_dim, ctx.to_sizes), None, None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return switch_dims(grads[0], *ctx.back), None, None, None, None
 
 
 class DynamicSequenceParallel(SequenceParallel):
@@ -71,7 +80,9 @@ class DynamicSequenceParallel(SequenceParallel):
         self._check_agreement(from_name, shape | {"dtype": DTYPES.index(x.dtype)}, x.device)
         self._lengths[to_name] = x.shape[to_dim]
         self._agreed.add(to_name)
-        return _Switch.apply(self.group, x, from_dim, to_dim, from_sizes)
+        assert self.group is not None
+        switched: torch.Tensor = _Switch.apply(x, from_dim, to_dim, from_sizes, self.group.group_name)
+        return switched
 
     def _attention(
         self,

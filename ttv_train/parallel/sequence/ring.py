@@ -25,35 +25,25 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from ttv_train.ops.attention import attention, block_attention, block_attention_backward, joint_key_mask, merge_
-from ttv_train.ops.attention_kernels import AttentionBlock
-from ttv_train.parallel import collectives
+from ttv_train.ops.attention import attention, joint_key_mask
 from ttv_train.parallel.sequence.base import SequenceParallel, TextTensors
-
-PURPOSE = "ring"
+from ttv_train.parallel.sequence.block_messages import (
+    gather_blocks,
+    gather_blocks_backward,
+    ring_attention,
+    ring_attention_backward,
+)
 
 
 @dataclass(frozen=True)
 class RingExchange:
-    """The blocks of `group` and how they get from rank to rank."""
+    """The blocks of a group and how they get from rank to rank."""
 
-    group: dist.ProcessGroup
-    rank: int
-    block_sizes: tuple[int, ...]
+    group_name: str
+    block_sizes: list[int]
     mode: Literal["rotate", "gather"]
     gradient_dtype: torch.dtype | None
     """In which key/value gradients travel in mode `rotate`; `None` is float32, or float64 for float64."""
-
-    def pass_on(self, block: torch.Tensor, steps_back: int) -> "ArrivingBlock":
-        """Starts sending `block` (2, B, G, tokens, D) to the next rank and receiving, from the previous rank, the block
-        of the rank `steps_back` places before this one."""
-        degree = len(self.block_sizes)
-        size = self.block_sizes[(self.rank - steps_back) % degree]
-        arriving = block.new_empty((*block.shape[:3], size, block.shape[4]))
-        transfer = collectives.start_transfer(
-            [(block, (self.rank + 1) % degree)], [(arriving, (self.rank - 1) % degree)], self.group, PURPOSE
-        )
-        return ArrivingBlock(transfer, arriving)
 
     def attention(
         self,
@@ -68,22 +58,11 @@ class RingExchange:
         """Attention of local queries (B, H, Q, D) to text keys (B, G, L, D) and the blocks (B, G, S_r, D) of all
         ranks."""
         if self.mode == "rotate":
-            return _RingAttention.apply(self, query, key, value, text_key, text_value, text_mask, scale)
+            out: torch.Tensor = _RingAttention.apply(self, query, key, value, text_key, text_value, text_mask, scale)
+            return out
         text = () if text_key is None else (text_key, text_value)
         key, value = _GatherBlocks.apply(self, key, value, *text)
         return attention(query, key, value, key_mask=joint_key_mask(text_mask, sum(self.block_sizes)), scale=scale)
-
-
-@dataclass(frozen=True)
-class ArrivingBlock:
-    """A block on its way, and the one sent in exchange."""
-
-    transfer: collectives.Transfer
-    block: torch.Tensor
-
-    def receive(self) -> torch.Tensor:
-        self.transfer.wait()
-        return self.block
 
 
 class _RingAttention(torch.autograd.Function):
@@ -99,98 +78,41 @@ class _RingAttention(torch.autograd.Function):
         text_mask: torch.Tensor | None,
         scale: float,
     ) -> torch.Tensor:
-        degree = len(ring.block_sizes)
-        merged: tuple[torch.Tensor, torch.Tensor] | None = None
-
-        def attend(key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-            nonlocal merged
-            if key.numel() == 0:
-                return
-            out, lse = block_attention(AttentionBlock(query, key, value, mask, scale))
-            merged = (out.to(lse.dtype), lse) if merged is None else (merged[0], merge_(*merged, out, lse))
-
-        own = block = torch.stack((key, value))
-        for step in range(degree):
-            arriving = ring.pass_on(block, step + 1) if step + 1 < degree else None
-            attend(*block)
-            if step == 0 and text_key is not None and text_value is not None:
-                attend(text_key, text_value, text_mask)
-            if arriving is not None:
-                block = arriving.receive()
-        assert merged is not None, "a sequence has at least one token"
-        out, lse = merged[0].to(query.dtype), merged[1]
-        ctx.save_for_backward(query, own, text_key, text_value, text_mask, out, lse)
+        inputs = query, key, value, text_key, text_value, text_mask
+        out, lse = ring_attention(*inputs, scale, ring.block_sizes, ring.group_name)
+        ctx.save_for_backward(*inputs, out, lse)
         ctx.ring, ctx.scale = ring, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        query, own, text_key, text_value, text_mask, out, lse = ctx.saved_tensors
         ring: RingExchange = ctx.ring
-        degree, accumulate = len(ring.block_sizes), torch.promote_types(query.dtype, torch.float32)
-        grad_query = torch.zeros_like(query, dtype=accumulate)
-
-        def through(
-            key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            """Adds to the gradient of the query what passes through these keys and returns their own gradients."""
-            block = AttentionBlock(query, key, value, mask, ctx.scale)
-            through_query, grad_key, grad_value = block_attention_backward(block, grads[0], out, lse)
-            grad_query.add_(through_query)
-            return grad_key, grad_value
-
-        arriving = ring.pass_on(own, 1) if degree > 1 else None
-        grad_text = (None, None) if text_key is None else through(text_key, text_value, text_mask)
-        arriving_total: ArrivingBlock | None = None
-        for step in range(1, degree + 1):
-            # The blocks of the ranks before this one, nearest first; this rank's own last.
-            block = own if arriving is None else arriving.receive()
-            arriving = ring.pass_on(block, step + 1) if step + 1 < degree else None
-            total = torch.stack(through(*block)).to(ring.gradient_dtype or accumulate)
-            if arriving_total is not None:
-                total += arriving_total.receive()
-            arriving_total = ring.pass_on(total, step + 1) if step < degree else None
-        grad_key, grad_value = total.to(own.dtype)
-        return None, grad_query.to(query.dtype), grad_key, grad_value, *grad_text, None, None
+        dtype = ring.gradient_dtype or torch.promote_types(grads[0].dtype, torch.float32)
+        grad_query, grad_block, *grad_text = ring_attention_backward(
+            grads[0], *ctx.saved_tensors, ctx.scale, dtype, ring.block_sizes, ring.group_name
+        )
+        return None, grad_query, *grad_block.unbind(), *(grad_text or (None, None)), None, None
 
 
 class _GatherBlocks(torch.autograd.Function):
-    """All keys and values, behind those of the text, as views of one token-first buffer; in backward every rank gets
-    the gradients of its block and sums them."""
+    """All keys and values, behind those of the text, as views of one buffer; in backward every rank gets the gradients
+    of its block and sums them."""
 
     @staticmethod
     def forward(
         ctx: Any, ring: RingExchange, key: torch.Tensor, value: torch.Tensor, *text: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.ring, ctx.text_length = ring, text[0].shape[2] if text else 0
-        rows = torch.cat((key, value), dim=1).permute(2, 0, 1, 3).contiguous()
-        joint = rows.new_empty((ctx.text_length + sum(ring.block_sizes), *rows.shape[1:]))
-        transfer = collectives.all_gather_rows(joint[ctx.text_length :], rows, ring.block_sizes, ring.group, PURPOSE)
-        if text:
-            joint[: ctx.text_length] = torch.cat(text, dim=1).permute(2, 0, 1, 3)
-        transfer.wait()
+        joint = gather_blocks(key, value, text, ring.block_sizes, ring.group_name)
         joint_key, joint_value = joint.permute(1, 2, 0, 3).chunk(2, dim=1)
         return joint_key, joint_value
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         ring, text_length = ctx.ring, ctx.text_length
-        both = torch.cat(grads, dim=1)
-        send = both[:, :, text_length:].permute(2, 0, 1, 3).contiguous()
-        received = send.new_empty((len(ring.block_sizes), ring.block_sizes[ring.rank], *send.shape[1:]))
-        row = send[0].numel()
-        collectives.all_to_all(
-            received,
-            send,
-            [received[0].numel()] * len(received),
-            [size * row for size in ring.block_sizes],
-            ring.group,
-            PURPOSE,
-        )
-        total = received.sum(0, dtype=torch.promote_types(send.dtype, torch.float32)).to(send.dtype)
-        video = total.permute(1, 2, 0, 3).chunk(2, dim=1)
-        text = both[:, :, :text_length].chunk(2, dim=1) if text_length else ()
-        return None, *video, *text
+        block = gather_blocks_backward(*(grad[:, :, text_length:] for grad in grads), ring.block_sizes, ring.group_name)
+        text = [grad[:, :, :text_length] for grad in grads] if text_length else []
+        return None, *block.permute(1, 2, 0, 3).chunk(2, dim=1), *text
 
 
 class RingSequenceParallel(SequenceParallel):
@@ -224,7 +146,7 @@ class RingSequenceParallel(SequenceParallel):
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert self.group is not None
-        ring = RingExchange(self.group, self.rank, tuple(self.local_sizes(name)), self.mode, self.gradient_dtype)
+        ring = RingExchange(self.group.group_name, self.local_sizes(name), self.mode, self.gradient_dtype)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         if text is None:
             return ring.attention(query, key, value, None, None, None, scale), None

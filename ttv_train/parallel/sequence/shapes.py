@@ -40,6 +40,14 @@ class HeadSplit:
     def num_key(self, rank: int) -> int:
         return self.key[rank].stop - self.key[rank].start
 
+    def of(self, rank: int) -> tuple[slice, slice, slice]:
+        """The query, key and value heads of `rank`."""
+        return self.query[rank], self.key[rank], self.key[rank]
+
+    def width(self, rank: int) -> int:
+        """How many query, key and value heads `rank` has in all."""
+        return self.num_query(rank) + 2 * self.num_key(rank)
+
     @property
     def shares_key_heads(self) -> bool:
         """True when a key/value head is needed by more than one rank."""

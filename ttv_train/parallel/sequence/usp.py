@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from ttv_train.parallel.sequence.base import SequenceParallel, TextTensors
 from ttv_train.parallel.sequence.ring import RingExchange
-from ttv_train.parallel.sequence.shapes import split_heads
 from ttv_train.parallel.sequence.ulysses import HeadExchange
 
 
@@ -66,13 +65,12 @@ class UnifiedSequenceParallel(SequenceParallel):
         scale: float | None,
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        sizes = self.local_sizes(name)
-        rows = [
-            tuple(sizes[start : start + self.ulysses_degree]) for start in range(0, self.degree, self.ulysses_degree)
-        ]
-        heads = split_heads(query.shape[1], key.shape[1], self.ulysses_degree)
-        exchange = HeadExchange(self.ulysses_group, self.ulysses_rank, rows[self.ring_rank], heads)
-        ring = RingExchange(self.ring_group, self.ring_rank, tuple(map(sum, rows)), self.mode, self.gradient_dtype)
+        sizes, width = self.local_sizes(name), self.ulysses_degree
+        rows = [sizes[start : start + width] for start in range(0, self.degree, width)]
+        exchange = HeadExchange(
+            self.ulysses_group.group_name, self.ulysses_rank, rows[self.ring_rank], query.shape[1], key.shape[1]
+        )
+        ring = RingExchange(self.ring_group.group_name, list(map(sum, rows)), self.mode, self.gradient_dtype)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         text_length = 0 if text is None else text[0].shape[2]
 
