@@ -2,12 +2,12 @@
 
 import torch
 
-from ttv_train.config import RunConfig
+from ttv_train.config import DatasetConfig, RunConfig
 from ttv_train.encoders.fingerprint import fingerprint
-from ttv_train.encoders.text import build_text_encoder
-from ttv_train.encoders.vae import build_vae
+from ttv_train.encoders.text import TextEncoder, build_text_encoder
+from ttv_train.encoders.vae import VideoVae, build_vae
 
-__all__ = ["encoder_fingerprint"]
+__all__ = ["dataset_fingerprint", "encoder_fingerprint"]
 
 
 def encoder_fingerprint(config: RunConfig) -> str:
@@ -20,11 +20,16 @@ def encoder_fingerprint(config: RunConfig) -> str:
         UserError: an encoder's folder is missing or not supported.
     """
     cpu = torch.device("cpu")
-    dataset = config.dataset
+    vae, text_encoder = build_vae(config.vae, cpu), build_text_encoder(config.text_encoder, cpu)
+    return dataset_fingerprint(vae, text_encoder, config.dataset)
+
+
+def dataset_fingerprint(vae: VideoVae, text_encoder: TextEncoder, dataset: DatasetConfig) -> str:
+    """`encoder_fingerprint` of encoders that are built already."""
     return fingerprint(
         {
-            "vae": build_vae(config.vae, cpu).fingerprint,
-            "text_encoder": build_text_encoder(config.text_encoder, cpu).fingerprint,
+            "vae": vae.fingerprint,
+            "text_encoder": text_encoder.fingerprint,
             "fps": dataset.fps,
             "buckets": sorted(set(dataset.buckets)),
             "max_clips_per_video": dataset.max_clips_per_video,

@@ -112,7 +112,7 @@ def _find_tokenizer(path: str) -> Path:
     folder = find_folder(path, "text_encoder.tokenizer_path", TOKENIZER_FILES)
     if not any((folder / name).is_file() for name in VOCABULARIES):
         raise UserError(
-            f"text_encoder.tokenizer_path {path}: no vocabulary in it ({', '.join(VOCABULARIES)}); set it to the folder "
-            "of the tokenizer"
+            f"text_encoder.tokenizer_path {path}: no vocabulary in it ({', '.join(VOCABULARIES)}); set it to the "
+            "folder of the tokenizer"
         )
     return folder

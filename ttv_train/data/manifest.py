@@ -1,0 +1,171 @@
+"""What an encoded dataset consists of, and the order in which it is published.
+
+    manifest.json                names everything else with size and digest; replaced last, at once
+    index-DIGEST.json            one entry per sample: where it lies and what it is
+    null-prompt-DIGEST.safetensors
+    shards/DIGEST.tar            see `ttv_train.data.shards`
+
+Everything but the manifest is named by its content and never changes. Readers follow the manifest and list nothing.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ttv_train.encoders.vae.base import LatentNormalization
+from ttv_train.errors import UserError
+from ttv_train.storage import Store
+
+MANIFEST_NAME = "manifest.json"
+FORMAT_VERSION = 1
+DECODE_VERSION = 1
+"""Raise it when the decoder gives other pixels for the same clip: what was encoded before is stale then."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of the store."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LatentEntry:
+    """One sample: where it lies, and what it was made from."""
+
+    key: str
+    """Digest of the source's bytes, the clip's range, its size and caption, and both encoders."""
+    shard: str
+    """Object name of the tar file."""
+    offset: int
+    """Of the sample's safetensors file in the shard, in bytes."""
+    length: int
+    """Of that file, in bytes."""
+    sha256: str
+    """Of that file."""
+    source_name: str
+    """The video, relative to the dataset folder."""
+    source_sha256: str
+    clip_index: int
+    """Number of the clip in its video."""
+    is_last_clip: bool
+    """Whether it is the last of several clips of its video."""
+    caption: str
+    bucket: tuple[int, int, int]
+    """Frames, height and width of the clip in pixels."""
+    fps: float
+    latent_shape: tuple[int, int, int, int]
+    """``(C, t, h, w)``"""
+    num_text_tokens: int
+    start_seconds: float = 0.0
+    """Where the clip starts in its video."""
+
+
+@dataclass(frozen=True)
+class LatentIndex:
+    """Every sample of an encoded dataset. They all come from the same encoders."""
+
+    vae_fingerprint: str
+    text_encoder_fingerprint: str
+    entries: list[LatentEntry]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The root of an encoded dataset."""
+
+    format_version: int
+    decode_version: int
+    fingerprint: str
+    """See `ttv_train.encoders.encoder_fingerprint`."""
+    normalization: LatentNormalization
+    num_quarantined: int
+    """Clips and files that were left out."""
+    null_prompt: StoredObject
+    """Embedding and mask of the empty prompt."""
+    index: StoredObject
+    shards: list[StoredObject]
+
+
+_MANIFEST = TypeAdapter(Manifest)
+_INDEX = TypeAdapter(LatentIndex)
+
+
+class DamagedStoreError(UserError):
+    """The manifest or what it names is absent, damaged or of another version."""
+
+
+def read_manifest(store: Store) -> tuple[Manifest, str]:
+    """The manifest and its SHA-256.
+
+    Raises:
+        DamagedStoreError: it is absent, damaged or of a version that this program does not read.
+    """
+    try:
+        content = store.read(MANIFEST_NAME)
+    except OSError:
+        raise DamagedStoreError(
+            f"latents.path {store.url}: no {MANIFEST_NAME} in it; run `ttv-train encode` with this config first"
+        ) from None
+    manifest = _parse(_MANIFEST, content, MANIFEST_NAME, store)
+    if (manifest.format_version, manifest.decode_version) != (FORMAT_VERSION, DECODE_VERSION):
+        raise DamagedStoreError(
+            f"latents.path {store.url}: encoded by another version of ttv-train; run `ttv-train encode` again"
+        )
+    return manifest, hashlib.sha256(content).hexdigest()
+
+
+def read_index(store: Store, manifest: Manifest) -> LatentIndex:
+    """The index that `manifest` names. Raises DamagedStoreError if it is absent or damaged."""
+    index: LatentIndex = _parse(_INDEX, read_object(store, manifest.index), manifest.index.name, store)
+    return index
+
+
+def read_object(store: Store, stored: StoredObject) -> bytes:
+    """A whole object, verified. Raises DamagedStoreError if it is absent or damaged."""
+    try:
+        content = store.read(stored.name)
+    except OSError:
+        raise DamagedStoreError(
+            f"latents.path {store.url}: {stored.name} is missing; run `ttv-train encode` again"
+        ) from None
+    if hashlib.sha256(content).hexdigest() != stored.sha256:
+        raise DamagedStoreError(f"latents.path {store.url}: {stored.name} is damaged; run `ttv-train encode` again")
+    return content
+
+
+def put_object(store: Store, prefix: str, suffix: str, content: bytes) -> StoredObject:
+    """Stores `content` under a name made of its digest, unless it is there already."""
+    digest = hashlib.sha256(content).hexdigest()
+    stored = StoredObject(f"{prefix}{digest[:32]}{suffix}", len(content), digest)
+    if not is_stored(store, stored):
+        store.put(stored.name, content)
+    return stored
+
+
+def is_stored(store: Store, stored: StoredObject) -> bool:
+    """Whether an object is there, by its size; its bytes are verified when it is read."""
+    return store.size(stored.name) == stored.size
+
+
+def put_index(store: Store, index: LatentIndex) -> StoredObject:
+    """Stores the index."""
+    return put_object(store, "index-", ".json", _INDEX.dump_json(index, indent=1))
+
+
+def put_manifest(store: Store, manifest: Manifest) -> None:
+    """Commits an encoded dataset: from here on readers see it. All that it names must be stored already."""
+    store.put(MANIFEST_NAME, _MANIFEST.dump_json(manifest, indent=1))
+
+
+def _parse(adapter: TypeAdapter[Any], content: bytes, name: str, store: Store) -> Any:
+    try:
+        return adapter.validate_json(content)
+    except ValidationError:
+        raise DamagedStoreError(
+            f"latents.path {store.url}: {name} is damaged or of another version; run `ttv-train encode` again"
+        ) from None

@@ -1,0 +1,112 @@
+"""Both encoders on batches of clips, and the rule that nothing that is not finite is ever stored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ttv_train.config import TextEncoderConfig, VaeConfig
+from ttv_train.encoders.text import TextEncoder, build_text_encoder
+from ttv_train.encoders.vae import LatentDistribution, VideoVae, build_vae
+
+
+@dataclass(frozen=True)
+class EncodedClip:
+    """One clip and its caption, on the CPU, of the encoders' dtypes."""
+
+    mean: torch.Tensor
+    """(C, t, h, w), not normalized."""
+    logvar: torch.Tensor | None
+    """(C, t, h, w)"""
+    prompt_embeds: torch.Tensor
+    """(L, D)"""
+    prompt_mask: torch.Tensor
+    """(L,) bool"""
+
+
+class NonFiniteError(Exception):
+    """A clip whose encoding overflows in float32 too."""
+
+
+class ClipEncoder:
+    """The VAE and the text encoder of a run.
+
+    Half precision can overflow. What comes out non-finite is encoded again in float32, alone, and stored in the
+    encoder's dtype if it fits there.
+    """
+
+    def __init__(self, vae: VaeConfig, text_encoder: TextEncoderConfig, device: torch.device) -> None:
+        self.vae: VideoVae = build_vae(vae, device)
+        self.text_encoder: TextEncoder = build_text_encoder(text_encoder, device)
+        self.num_float32 = 0
+        """Clips that were encoded again in float32 so far."""
+        self._vae_config = vae
+        self._text_encoder_config = text_encoder
+        self._device = device
+
+    def encode(self, videos: Sequence[torch.Tensor], captions: Sequence[str]) -> list[EncodedClip | NonFiniteError]:
+        """Encodes clips of one bucket, uint8 (T, H, W, 3) each, and their captions.
+
+        Returns:
+            For every clip its encoding, or the error that says why there is none.
+        """
+        pixels = torch.stack(list(videos)).to(self._device).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+        latents = self.vae.encode(pixels)
+        distinct = list(dict.fromkeys(captions))
+        prompts = dict(zip(distinct, zip(*self.text_encoder.encode(distinct), strict=True), strict=True))
+        encoded: list[EncodedClip | NonFiniteError] = []
+        for row, caption in enumerate(captions):
+            try:
+                mean, logvar = self._finite_latents(pixels[row : row + 1], _row(latents, row))
+                embeds, mask = self._finite_prompt(caption, *prompts[caption])
+            except NonFiniteError as error:
+                encoded.append(error)
+                continue
+            encoded.append(
+                EncodedClip(mean[0].cpu(), None if logvar is None else logvar[0].cpu(), embeds.cpu(), mask.cpu())
+            )
+        return encoded
+
+    def encode_null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embedding (L, D) and mask (L,) of the empty prompt, on the CPU."""
+        embeds, mask = self.text_encoder.encode([""])
+        embeds, mask = self._finite_prompt("", embeds[0], mask[0])
+        return embeds.cpu(), mask.cpu()
+
+    def _finite_latents(self, pixels: torch.Tensor, latents: LatentDistribution) -> LatentDistribution:
+        if not _is_finite(*latents):
+            self.num_float32 += 1
+            again = self._float32_vae.encode(pixels)
+            dtype = latents.mean.dtype
+            latents = LatentDistribution(again.mean.to(dtype), None if again.logvar is None else again.logvar.to(dtype))
+            if not _is_finite(*latents):
+                raise NonFiniteError(f"latents are not finite in {dtype}, even if computed in float32")
+        return latents
+
+    def _finite_prompt(
+        self, caption: str, embeds: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not _is_finite(embeds):
+            self.num_float32 += 1
+            embeds = self._float32_text_encoder.encode([caption])[0][0].to(embeds.dtype)
+            if not _is_finite(embeds):
+                raise NonFiniteError(f"the caption's embedding is not finite in {embeds.dtype}")
+        return embeds, mask
+
+    @cached_property
+    def _float32_vae(self) -> VideoVae:
+        return build_vae(self._vae_config.model_copy(update={"dtype": "float32"}), self._device)
+
+    @cached_property
+    def _float32_text_encoder(self) -> TextEncoder:
+        return build_text_encoder(self._text_encoder_config.model_copy(update={"dtype": "float32"}), self._device)
+
+
+def _row(latents: LatentDistribution, row: int) -> LatentDistribution:
+    mean, logvar = latents
+    return LatentDistribution(mean[row : row + 1], None if logvar is None else logvar[row : row + 1])
+
+
+def _is_finite(*tensors: torch.Tensor | None) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor is not None)
