@@ -171,8 +171,17 @@ class ObjectiveConfig(Section):
     on the size and length of the clip."""
     timestep_sampling: Literal["uniform", "logit_normal"] | None = None
     """Distribution of `flow_matching` timesteps in training, before the shift; `null` takes the family's own."""
+    sigma_range: tuple[float, float] = (0.0, 1.0)
+    """Noise levels that `flow_matching` trains, of 0 to 1. Wan 2.2 14B is two models: [0.875, 1] and [0, 0.875]."""
     caption_dropout: float = Field(0.1, ge=0, le=1)
     """Probability that a caption is replaced by the empty prompt, for classifier-free guidance."""
+
+    @field_validator("sigma_range")
+    @classmethod
+    def _sigma_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 <= value[0] < value[1] <= 1:
+            raise ValueError(f"sigma_range {list(value)} must rise within [0, 1]")
+        return value
 
 
 class SequenceParallelConfig(Section):

@@ -36,12 +36,14 @@ def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> O
                 "objective.timestep_sampling and objective.timestep_shift belong to flow_matching; velocity draws "
                 "timesteps uniformly and is shifted by objective.snr_shift_scale"
             )
+        if config.sigma_range != (0.0, 1.0):
+            raise UserError("objective.sigma_range belongs to flow_matching; velocity trains every timestep")
         return Velocity(config.snr_shift_scale, solvers)
     if config.snr_shift_scale != 1.0:
         raise UserError(
             "objective.snr_shift_scale belongs to velocity; flow_matching is shifted by objective.timestep_shift"
         )
-    schedule = family.flow_schedule
+    schedule = replace(family.flow_schedule, sigma_range=config.sigma_range)
     if config.timestep_shift is not None:
         shift = config.timestep_shift
         schedule = replace(schedule, shift=lambda bucket: shift)

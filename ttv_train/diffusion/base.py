@@ -32,7 +32,7 @@ class Objective(Protocol):
         ...
 
     def timestep_at(self, fraction: float) -> float:
-        """The timestep at a fraction of the schedule in [0, 1]: 0 for almost no noise, 1 for noise alone."""
+        """The timestep at a fraction in [0, 1] of what is trained: 0 for least noise, 1 for most."""
         ...
 
     def add_noise(self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,8 @@ class FlowSchedule:
     """s above, for clips of a shape."""
     sampling: Literal["uniform", "logit_normal"] = "logit_normal"
     """Density of the unshifted sigma in training."""
+    sigma_range: tuple[float, float] = (0.0, 1.0)
+    """Shifted sigmas that are trained; the density is that of all of them, cut off outside."""
     terminal: float | None = None
     """Sigma of the last solver step, to which the others are stretched; `None` leaves them alone."""
 
@@ -42,14 +44,21 @@ class FlowMatching:
         self.schedule, self.solvers = schedule, solvers
 
     def timesteps(self, uniform: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        sigma = 1 - uniform.double()
+        shift = self.schedule.shift(bucket)
+        low, high = self._cumulative(torch.tensor(self.schedule.sigma_range, dtype=torch.float64), shift).tolist()
+        sigma = low + (high - low) * (1 - uniform.double())
         if self.schedule.sampling == "logit_normal":
             sigma = torch.special.ndtri(sigma).sigmoid()
-        shift = self.schedule.shift(bucket)
         return (self.num_train_timesteps * shift * sigma / (1 + (shift - 1) * sigma)).float()
 
+    def _cumulative(self, sigma: torch.Tensor, shift: float) -> torch.Tensor:
+        """Probability of a shifted sigma up to this one."""
+        unshifted = sigma / (shift - (shift - 1) * sigma)
+        return torch.special.ndtr(unshifted.logit()) if self.schedule.sampling == "logit_normal" else unshifted
+
     def timestep_at(self, fraction: float) -> float:
-        return self.num_train_timesteps * fraction
+        low, high = self.schedule.sigma_range
+        return self.num_train_timesteps * (low + fraction * (high - low))
 
     def add_noise(self, latents: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         sigma = broadcast(timesteps / self.num_train_timesteps, latents)

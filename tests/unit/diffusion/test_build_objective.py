@@ -28,11 +28,13 @@ def test_objective_takes_its_settings_and_the_family_s_solvers():
 
 
 def test_config_changes_the_family_s_schedule():
-    config = ObjectiveConfig(kind="flow_matching", timestep_shift=5.0, timestep_sampling="uniform")
+    config = ObjectiveConfig(
+        kind="flow_matching", timestep_shift=5.0, timestep_sampling="uniform", sigma_range=(0.5, 1.0)
+    )
     flow = build_objective(config, FAMILY)
     assert isinstance(flow, FlowMatching)
     assert flow.schedule.shift((9, 48, 80)) == 5.0
-    assert (flow.schedule.sampling, flow.schedule.terminal) == ("uniform", 0.1)
+    assert (flow.schedule.sampling, flow.schedule.sigma_range, flow.schedule.terminal) == ("uniform", (0.5, 1.0), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_config_changes_the_family_s_schedule():
         ({"kind": "velocity"}, {"flow_matching": ("euler",)}, "objective.kind velocity does not fit model.family toy"),
         ({"kind": "velocity", "timestep_shift": 3.0}, FAMILY.solvers, "timestep_shift belong to flow_matching"),
         ({"kind": "velocity", "timestep_sampling": "logit_normal"}, FAMILY.solvers, "belong to flow_matching"),
+        ({"kind": "velocity", "sigma_range": (0.5, 1.0)}, FAMILY.solvers, "sigma_range belongs to flow_matching"),
         ({"kind": "flow_matching", "snr_shift_scale": 3.0}, FAMILY.solvers, "snr_shift_scale belongs to velocity"),
     ],
 )

@@ -53,6 +53,20 @@ def test_shift_may_depend_on_the_bucket():
     assert torch.equal(FlowMatching(schedule, ()).timesteps(UNIFORM, BUCKET), timesteps(9.0, "uniform", UNIFORM))
 
 
+@pytest.mark.parametrize("sampling", ["uniform", "logit_normal"])
+def test_a_range_keeps_the_density_of_the_whole(sampling):
+    """The quantiles within the range are those of the draws that fall into it."""
+    schedule = FlowSchedule(shift=lambda bucket: 3.0, sampling=sampling, sigma_range=(0.6, 0.9))
+    flow = FlowMatching(schedule, ())
+    drawn = flow.timesteps(UNIFORM, BUCKET)
+    assert 600 < drawn.min() < drawn.max() < 900
+    whole = timesteps(3.0, sampling, (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)
+    inside = whole[(whole > 600) & (whole <= 900)].double()
+    quantiles = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    torch.testing.assert_close(drawn.double().quantile(quantiles), inside.quantile(quantiles), atol=1.0, rtol=0)
+    assert [flow.timestep_at(fraction) for fraction in (0.0, 0.5, 1.0)] == pytest.approx([600, 750, 900])
+
+
 class TestScheduler:
     SIGMAS = torch.tensor([1.0, 0.75, 0.5, 0.25])
 

@@ -7,6 +7,7 @@ from diffusers import UniPCMultistepScheduler, WanPipeline
 from tests.unit.models.comparison import CHANNELS, assert_same_as_diffusers, build, prompts, sample_with_guidance
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
+from ttv_train.parallel.sequence.none import NoSequenceParallel
 
 FAMILY = FAMILIES["wan"]
 SMALL = {"num_attention_heads": 3, "attention_head_dim": 12, "num_layers": 2, "ffn_dim": 32, "freq_dim": 16}
@@ -23,19 +24,13 @@ def test_processor_equals_diffusers_in_output_and_every_gradient(extra):
     assert_same_as_diffusers(FAMILY, SMALL | extra, predict)
 
 
-@pytest.mark.parametrize(("height", "width", "shift"), [(48, 64, 3.0), (720, 1280, 5.0)])
-def test_sampling_equals_the_pipeline(height, width, shift):
-    """The pipeline pads with zeros what lies beyond a prompt. Only the shift depends on the size in pixels."""
-    assert FAMILY.flow_schedule.shift((9, height, width)) == shift
-    model = build(FAMILY, SMALL).eval()
-    noise = torch.randn(2, CHANNELS, 3, 6, 8, generator=torch.Generator().manual_seed(2))
-    embeds, mask = prompts(2)
-    negative = embeds.flip(0), mask.flip(0)
+def pipeline_latents(model, shift, noise, prompt, negative, **experts):
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
-    pipeline = WanPipeline(None, None, None, scheduler, model)
+    pipeline = WanPipeline(None, None, None, scheduler, model, **experts)
     pipeline.set_progress_bar_config(disable=True)
-    expected = pipeline(
-        prompt_embeds=embeds * mask[..., None],
+    # The pipeline pads with zeros what lies beyond a prompt.
+    return pipeline(
+        prompt_embeds=prompt[0] * prompt[1][..., None],
         negative_prompt_embeds=negative[0] * negative[1][..., None],
         height=48,
         width=64,
@@ -45,9 +40,40 @@ def test_sampling_equals_the_pipeline(height, width, shift):
         latents=noise,
         output_type="latent",
     ).frames
-    bucket = (9, height, width)
-    result = sample_with_guidance(FAMILY, model, predict, noise, (embeds, mask), negative, 5.0, 6, bucket)
+
+
+def inputs():
+    noise = torch.randn(2, CHANNELS, 3, 6, 8, generator=torch.Generator().manual_seed(2))
+    embeds, mask = prompts(2)
+    return noise, (embeds, mask), (embeds.flip(0), mask.flip(0))
+
+
+@pytest.mark.parametrize(("height", "width", "shift"), [(48, 64, 3.0), (720, 1280, 5.0)])
+def test_sampling_equals_the_pipeline(height, width, shift):
+    """Only the shift depends on the size in pixels."""
+    assert FAMILY.flow_schedule.shift((9, height, width)) == shift
+    model = build(FAMILY, SMALL).eval()
+    noise, prompt, negative = inputs()
+    expected = pipeline_latents(model, shift, noise, prompt, negative)
+    result = sample_with_guidance(FAMILY, model, predict, noise, prompt, negative, 5.0, 6, (9, height, width))
     assert result.abs().max() > 0.1
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
+
+
+def test_two_experts_share_the_timesteps_at_the_boundary():
+    """Wan 2.2 14B: one model for much noise and one for little."""
+    high, low = build(FAMILY, SMALL).eval(), build(FAMILY, SMALL | {"num_layers": 1}).eval()
+    noise, prompt, negative = inputs()
+    expected = pipeline_latents(high, 3.0, noise, prompt, negative, transformer_2=low, boundary_ratio=0.875)
+    FAMILY.install_attention(low, NoSequenceParallel())
+    used = []
+
+    def expert(model, latents, timesteps, *text):
+        used.append(float(timesteps[0]) >= 875)
+        return predict(high if used[-1] else low, latents, timesteps, *text)
+
+    result = sample_with_guidance(FAMILY, high, expert, noise, prompt, negative, 5.0, 6, (9, 48, 64))
+    assert set(used) == {True, False}
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)
 
 
