@@ -1,0 +1,259 @@
+"""From a checkpoint and prompts to video files, on all ranks together."""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ttv_train.checkpoint.layout import checkpoint_step
+from ttv_train.checkpoint.load import latest_verified, load_weights
+from ttv_train.checkpoint.verify import refuse_damaged
+from ttv_train.config import RunConfig, SamplingConfig, parse_bucket
+from ttv_train.data.collate import pad_prompts
+from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentStore
+from ttv_train.devices import get_backend
+from ttv_train.diffusion import build_objective
+from ttv_train.diffusion.base import Bucket, Objective
+from ttv_train.encoders.text import build_text_encoder
+from ttv_train.encoders.vae import build_vae
+from ttv_train.encoders.vae.base import VideoVae
+from ttv_train.errors import UserError
+from ttv_train.generate import PromptTensors, generate, to_uint8
+from ttv_train.models import FAMILIES
+from ttv_train.models.base import ModelFamily
+from ttv_train.models.build import build_model
+from ttv_train.monitor.samples import SampledVideo, step_folder, video_name, write_prompts
+from ttv_train.monitor.video import write_video
+from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
+from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
+from ttv_train.parallel.sequence.base import SequenceParallel
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PROMPTS = 16
+"""Captions of the dataset that are sampled when no prompt is given, at most."""
+
+
+def run(
+    config: RunConfig,
+    *,
+    checkpoint: Path | None = None,
+    prompts: Sequence[str] | None = None,
+    use_ema: bool = True,
+    output: Path | None = None,
+) -> list[Path]:
+    """Samples one video per prompt from a checkpoint, with all ranks that the config's degrees need.
+
+    Args:
+        checkpoint: a checkpoint folder; by default the newest of the run that verifies.
+        prompts: by default, captions of the encoded dataset.
+        use_ema: whether to use the average of the weights, where the checkpoint has one.
+        output: folder of the videos and their prompts.json; by default `samples/step-N` of the run.
+
+    Returns:
+        The videos, in the order of the prompts.
+
+    Raises:
+        UserError: on every rank, if there is no intact checkpoint, or it does not fit the config.
+    """
+    backend = get_backend(config.device.backend)
+    with distributed(backend, config.parallel.timeout_seconds) as device:
+        mesh = build_mesh(config.parallel, device)
+        run_folder = Path(config.output_dir)
+        if checkpoint is None:
+            checkpoint = latest_verified(run_folder / "checkpoints")
+        else:
+            refuse_damaged(checkpoint)
+        if checkpoint is None:
+            raise UserError(f"output_dir {run_folder} has no checkpoint; train first, or name one with --checkpoint")
+
+        vae = build_vae(config.vae, device)
+        if prompts is None:
+            store = LatentStore.open(config.latents.path)
+            requests, null_prompt = stored_prompts(store, captions(store)), store.null_prompt()
+        else:
+            requests, null_prompt = encode_prompts(config, prompts, device)
+        compute_dtype = getattr(torch, config.training.precision)
+        model, sequence = build_model(
+            config,
+            mesh,
+            latent_channels=vae.latent_channels,
+            text_hidden_size=null_prompt[0].shape[-1],
+            compute_dtype=compute_dtype,
+        )
+        load_weights(checkpoint, model, use_ema)
+        family = FAMILIES[config.model.family]
+        sampler = Sampler(
+            model=model,
+            family=family,
+            objective=build_objective(config.objective, family),
+            sequence=sequence,
+            mesh=mesh,
+            vae=vae,
+            null_prompt=null_prompt,
+            max_text_tokens=config.text_encoder.max_length,
+            compute_dtype=compute_dtype,
+            config=config.sampling,
+        )
+        return sampler.write_videos(
+            requests, run_folder, output or step_folder(run_folder, checkpoint_step(checkpoint))
+        )
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one video is sampled from."""
+
+    text: str
+    key: str
+    """Key of the initial noise."""
+    tensors: PromptTensors
+    bucket: Bucket
+    fps: float
+    source_name: str | None = None
+    """File in the dataset folder whose caption this is."""
+    clip_latents: torch.Tensor | None = None
+    """That clip, (C, t, h, w), not normalized; it is decoded and kept beside the samples."""
+
+
+def stored_prompts(store: LatentStore, entries: Sequence[LatentEntry]) -> list[Prompt]:
+    """The captions of encoded clips, with their embeddings as training sees them.
+
+    Raises:
+        UserError: a sample fails its checksum.
+    """
+    prompts = []
+    for entry in entries:
+        try:
+            stored = store.read(entry)
+        except CorruptSampleError as error:
+            raise UserError(f"latents.path {store.path}: {error}; run `ttv-train encode` again to repair it") from None
+        prompts.append(
+            Prompt(
+                text=entry.caption,
+                key=entry.key,
+                tensors=(stored.prompt_embeds, stored.prompt_mask),
+                bucket=entry.bucket,
+                fps=entry.fps,
+                source_name=entry.source_name,
+                clip_latents=stored.mean,
+            )
+        )
+    return prompts
+
+
+def captions(store: LatentStore) -> list[LatentEntry]:
+    """The first clip of each caption, up to `DEFAULT_PROMPTS` of them."""
+    by_caption: dict[str, LatentEntry] = {}
+    for entry in store.entries:
+        by_caption.setdefault(entry.caption, entry)
+    if len(by_caption) > DEFAULT_PROMPTS:
+        logger.info("sampling %d of the dataset's %d captions", DEFAULT_PROMPTS, len(by_caption))
+    return list(by_caption.values())[:DEFAULT_PROMPTS]
+
+
+def encode_prompts(
+    config: RunConfig, prompts: Sequence[str], device: torch.device
+) -> tuple[list[Prompt], PromptTensors]:
+    """Prompts in the shape of the first bucket, and the empty prompt. The text encoder is freed again."""
+    text_encoder = build_text_encoder(config.text_encoder, device)
+    embeds, mask = text_encoder.encode([*prompts, ""])
+    bucket = parse_bucket(config.dataset.buckets[0])
+    requests = []
+    for i, text in enumerate(prompts):
+        # A prompt that is given twice is to give two videos.
+        key = f"{text} #{list(prompts[:i]).count(text)}"
+        requests.append(Prompt(text, key, (embeds[i], mask[i]), bucket, config.dataset.fps))
+    return requests, (embeds[-1], mask[-1])
+
+
+@dataclass
+class Sampler:
+    """Everything that sampling takes besides the prompts: a model on its ranks, and the encoders' counterparts."""
+
+    model: nn.Module
+    family: ModelFamily
+    objective: Objective
+    sequence: SequenceParallel
+    mesh: ParallelMesh
+    vae: VideoVae
+    null_prompt: PromptTensors
+    """The empty prompt, for guidance."""
+    max_text_tokens: int
+    compute_dtype: torch.dtype
+    config: SamplingConfig
+
+    def write_videos(self, prompts: Sequence[Prompt], run_folder: Path, folder: Path) -> list[Path]:
+        """Samples the prompts, one at a time on each data-parallel rank, and writes them with their prompts.json.
+
+        All ranks call it together. A rank that runs out of prompts repeats the last one without writing it, because
+        sharded parameters are gathered by all ranks together.
+
+        Returns:
+            The videos, in the order of the prompts.
+
+        Raises:
+            UserError, OSError: on every rank, if the model cannot be sampled so or a file cannot be written.
+        """
+        rows: list[SampledVideo] = []
+        for turn in range(0, len(prompts), self.mesh.data_degree):
+            index = turn + self.mesh.data_rank
+            prompt = prompts[min(index, len(prompts) - 1)]
+            video = self._generate(prompt)[0].cpu()
+            writes = index < len(prompts) and self.mesh.sequence_rank == 0
+            written = on_all_ranks(
+                lambda: self._write(prompt, video, index, run_folder, folder) if writes else None  # noqa: B023
+            )
+            rows += [row for row in written if row is not None]
+        on_main_rank(lambda: write_prompts(folder, rows))
+        return [folder / row.file for row in rows]
+
+    def _generate(self, prompt: Prompt) -> torch.Tensor:
+        embeds, mask = pad_prompts([prompt.tensors], self.max_text_tokens)
+        null_embeds, null_mask = pad_prompts([self.null_prompt], self.max_text_tokens)
+        return generate(
+            self.model,
+            self.family,
+            self.objective,
+            self.vae,
+            self.vae.normalization,
+            embeds.to(self.compute_dtype),
+            mask,
+            (null_embeds[0], null_mask[0]),
+            bucket=prompt.bucket,
+            fps=prompt.fps,
+            sampling=self.config,
+            sample_keys=[prompt.key],
+            device=self.mesh.device,
+            sequence=self.sequence,
+        )
+
+    def _write(self, prompt: Prompt, video: torch.Tensor, index: int, run_folder: Path, folder: Path) -> SampledVideo:
+        folder.mkdir(parents=True, exist_ok=True)
+        row = SampledVideo(
+            file=video_name(index, prompt.text),
+            prompt=prompt.text,
+            key=prompt.key,
+            source_name=prompt.source_name,
+            reference=self._write_reference(prompt, run_folder),
+        )
+        write_video(folder / row.file, video, prompt.fps)
+        logger.info("%s: %s", folder / row.file, prompt.text)
+        return row
+
+    def _write_reference(self, prompt: Prompt, run_folder: Path) -> str | None:
+        """The clip as the VAE gives it back: written once, since its key names its content."""
+        if prompt.clip_latents is None:
+            return None
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", prompt.key)
+        path = run_folder / "references" / f"{name}.mp4"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with torch.no_grad():
+                clip = self.vae.decode(prompt.clip_latents[None].float().to(self.mesh.device))
+            write_video(path, to_uint8(clip)[0], prompt.fps)
+        return str(path.relative_to(run_folder))
