@@ -14,6 +14,7 @@ from ttv_train.checkpoint.load import latest_verified, load_weights
 from ttv_train.checkpoint.verify import refuse_damaged
 from ttv_train.config import RunConfig, SamplingConfig, parse_bucket
 from ttv_train.data.collate import pad_prompts
+from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentStore
 from ttv_train.devices import get_backend
 from ttv_train.diffusion import build_objective
@@ -120,7 +121,7 @@ class Prompt:
     """That clip, (C, t, h, w), not normalized; it is decoded and kept beside the samples."""
 
 
-def stored_prompts(store: LatentStore, entries: Sequence[LatentEntry]) -> list[Prompt]:
+def stored_prompts(store: LatentDataset, entries: Sequence[LatentEntry]) -> list[Prompt]:
     """The captions of encoded clips, with their embeddings as training sees them.
 
     Raises:

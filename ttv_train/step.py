@@ -77,25 +77,21 @@ def loss_sum(
     )
     error = (prediction.float() - objective.target(latents, noise, timesteps)).square()
     weight = objective.loss_weight(timesteps).view(-1, 1, 1, 1, 1)
-    mask = owned_latents(sequence, family.token_grid(model, tuple(latents.shape[1:])), tuple(latents.shape[2:]))
-    return (error * weight * mask.to(device)).sum()
+    owned = family.owned_tokens(sequence, family.token_grid(model, tuple(latents.shape[1:])))
+    return (error * weight * latents_of_tokens(owned, tuple(latents.shape[2:])).to(device)).sum()
 
 
-def owned_latents(
-    sequence: SequenceParallel, token_grid: tuple[int, int, int], latent_grid: tuple[int, int, int]
-) -> torch.Tensor:
-    """Which latent elements belong to this rank's tokens: float32 (t, h, w), 1 where they do and 0 elsewhere.
+def latents_of_tokens(owned_tokens: torch.Tensor, latent_grid: tuple[int, ...]) -> torch.Tensor:
+    """Which latent elements belong to a set of tokens: float32 (t, h, w), 1 where they do and 0 elsewhere.
 
     Args:
-        token_grid: video tokens along frames, height and width; each covers a patch of latents, and patches at the far
-            edges may reach beyond the latents.
+        owned_tokens: bool (t', h', w'). Each token covers a patch of latents; patches at the far edges may reach beyond
+            the latents.
         latent_grid: latents along frames, height and width.
     """
-    owned = torch.zeros(math.prod(token_grid))
-    owned[sequence.owned(len(owned))] = 1.0
-    mask = owned.view(token_grid)
-    for dim, (tokens, latents) in enumerate(zip(token_grid, latent_grid, strict=True)):
-        mask = mask.repeat_interleave(-(-latents // tokens), dim).narrow(dim, 0, latents)
+    mask = owned_tokens.float()
+    for dim, latents in enumerate(latent_grid):
+        mask = mask.repeat_interleave(-(-latents // mask.shape[dim]), dim).narrow(dim, 0, latents)
     return mask
 
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ttv_train.checkpoint.load import latest_verified, load_checkpoint
 from ttv_train.checkpoint.lock import lock_run_folder
 from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config import RunConfig, save_config
 from ttv_train.data.collate import Batch, Collator
+from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.loader import LatentLoader
 from ttv_train.data.order import DataOrder
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
@@ -34,6 +36,7 @@ from ttv_train.encoders.text import build_text_encoder
 from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
+from ttv_train.models.base import ModelFamily
 from ttv_train.models.build import build_model
 from ttv_train.monitor.environment import write_environment
 from ttv_train.monitor.metrics import MetricsLog
@@ -72,7 +75,7 @@ def run(config: RunConfig, *, dry_run: bool = False) -> None:
                 trainer.train()
 
 
-def open_store(config: RunConfig, allow_synthetic: bool) -> LatentStore | SyntheticStore:
+def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
     """The encoded dataset, on all ranks together; refused when it was encoded with other settings than `config` has."""
     path = config.latents.path
     if allow_synthetic and not on_main_rank(lambda: LatentStore.exists(path)):
@@ -88,6 +91,14 @@ def open_store(config: RunConfig, allow_synthetic: bool) -> LatentStore | Synthe
             "`ttv-train encode` with this config, which renews what is stale"
         )
     return store
+
+
+def null_prompt(
+    family: ModelFamily, model: nn.Module, store: LatentDataset
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a dropped caption becomes: the model's own embedding, or else the text encoder's of the empty prompt."""
+    embeds = family.null_prompt(model)
+    return store.null_prompt() if embeds is None else (embeds.detach().cpu(), None)
 
 
 def dataset_digest(entries: Sequence[LatentEntry]) -> str:
@@ -108,8 +119,23 @@ class Trainer:
                 "data-parallel ranks; make it a multiple of them, or raise parallel.sequence.degree"
             )
 
-        # Data: stored latents, in an order that is a function of the step.
         self.store = open_store(config, allow_synthetic=dry_run)
+
+        # Model and objective.
+        self.family = FAMILIES[config.model.family]
+        self.objective = build_objective(config.objective, self.family)
+        self.compute_dtype = getattr(torch, training.precision)
+        self.model, self.sequence = build_model(
+            config,
+            mesh,
+            latent_channels=self.store.entries[0].latent_shape[0],
+            text_hidden_size=self.store.null_prompt()[0].shape[-1],
+            compute_dtype=self.compute_dtype,
+        )
+        for channels, frames, *size in {entry.latent_shape for entry in self.store.entries}:
+            self.family.check_latents(self.model, (channels, frames + self._num_padding_frames(frames), *size))
+
+        # Data: stored latents, in an order that is a function of the step.
         entries, held_out = split_holdout(self.store.entries, config.validation, config.seed)
         self.digest = dataset_digest(entries)
         self.order = DataOrder(
@@ -121,9 +147,10 @@ class Trainer:
         collator = Collator(
             seed=config.seed,
             normalization=self.store.normalization,
-            null_prompt=self.store.null_prompt(),
+            null_prompt=null_prompt(self.family, self.model, self.store),
             caption_dropout=config.objective.caption_dropout,
             max_text_tokens=config.text_encoder.max_length,
+            num_padding_frames=self._num_padding_frames,
         )
         self.loader = LatentLoader(
             store=self.store,
@@ -137,20 +164,6 @@ class Trainer:
             on_bad_sample=self._quarantine_sample,
         )
         self.quarantine = Quarantine(self.output / "quarantine.jsonl")
-
-        # Model and objective.
-        self.family = FAMILIES[config.model.family]
-        self.objective = build_objective(config.objective, self.family)
-        self.compute_dtype = getattr(torch, training.precision)
-        self.model, self.sequence = build_model(
-            config,
-            mesh,
-            latent_channels=entries[0].latent_shape[0],
-            text_hidden_size=self.store.null_prompt()[0].shape[-1],
-            compute_dtype=self.compute_dtype,
-        )
-        for shape in {entry.latent_shape for entry in self.store.entries}:
-            self.family.check_latents(self.model, shape)
 
         # Optimizer step.
         self.optimizer = torch.optim.AdamW(
@@ -210,6 +223,7 @@ class Trainer:
         steps = self.loader.steps(start, config.training.steps)
         for step in range(start, config.training.steps):
             began = time.perf_counter()
+            collectives.reset()
             with self.timer.phase("data"):
                 batches = next(steps)
             result = self.train_step(batches, step, self.stop_requested)
@@ -326,7 +340,7 @@ class Trainer:
         frames = self.mesh.data_degree * sum(batch.num_frames for batch in batches)
         tokens = self.mesh.data_degree * sum(self._num_tokens(batch) for batch in batches)
         batch = self.order.batch(step)
-        record = {
+        return {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
@@ -341,8 +355,9 @@ class Trainer:
             "step_seconds": self.timer.end_step(),
             "communication": collectives.snapshot(),
         }
-        collectives.reset()
-        return record
+
+    def _num_padding_frames(self, num_latent_frames: int) -> int:
+        return self.family.num_padding_frames(self.model, num_latent_frames)
 
     def _num_tokens(self, batch: Batch) -> int:
         grid = self.family.token_grid(self.model, tuple(batch.latents.shape[1:]))

@@ -8,7 +8,8 @@ from torch import nn
 
 from ttv_train.config import ValidationConfig
 from ttv_train.data.collate import Batch, Collator
-from ttv_train.data.shards import LatentEntry, LatentStore
+from ttv_train.data.dataset import LatentDataset
+from ttv_train.data.shards import LatentEntry
 from ttv_train.diffusion.base import Objective
 from ttv_train.models.base import ModelFamily
 from ttv_train.parallel.mesh import ParallelMesh
@@ -42,7 +43,7 @@ def split_holdout(
 
 
 def validation_batches(
-    store: LatentStore, entries: Sequence[LatentEntry], collator: Collator, micro_batch_size: int
+    store: LatentDataset, entries: Sequence[LatentEntry], collator: Collator, micro_batch_size: int
 ) -> list[Batch]:
     """Batches of equal buckets; their noise is keyed by the sample alone, so it is the same at every validation."""
     batches = []

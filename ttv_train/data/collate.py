@@ -4,7 +4,7 @@ Each draw is keyed by (seed, purpose, sample, step, slot), where the slot is the
 batch is therefore the same whichever rank collates it and however the global batch is cut into micro-batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,33 +45,32 @@ class Collator:
     Args:
         seed: the run's seed.
         normalization: applied once to the stored latents.
-        null_prompt: embedding (L, D) and mask (L,) of the empty prompt, which dropped captions get.
+        null_prompt: embedding (L, D) and mask (L,) of the empty prompt, which dropped captions get. A mask of None
+            keeps the caption's.
         caption_dropout: probability of that.
         max_text_tokens: every prompt is padded to this length, so that a sample's result does not depend on the
             captions it shares a batch with.
+        num_padding_frames: from the number of latent frames of a clip to how many copies of its first one are put in
+            front, for families that patch several frames together.
     """
 
     seed: int
     normalization: LatentNormalization
-    null_prompt: tuple[torch.Tensor, torch.Tensor]
+    null_prompt: tuple[torch.Tensor, torch.Tensor | None]
     caption_dropout: float
     max_text_tokens: int
+    num_padding_frames: Callable[[int], int]
 
     def __call__(self, samples: Sequence[LatentSample], step: int, slots: Sequence[int]) -> Batch:
         """Batches `samples`, which stand at `slots` of the global batch of optimizer step `step`."""
         latents, noise, uniform, prompts = [], [], [], []
         for sample, slot in zip(samples, slots, strict=True):
             place = (sample.entry.key, step, slot)
-            value = sample.mean.float()
-            shape = tuple(value.shape)
-            if sample.logvar is not None:
-                deviation = torch.exp(0.5 * sample.logvar.float())
-                value = value + deviation * keyed_normal(shape, self.seed, "posterior", *place)
-            latents.append(self.normalization.normalize(value[None])[0])
-            noise.append(keyed_normal(shape, self.seed, "noise", *place))
+            value = self._latents(sample, place)
+            latents.append(value)
+            noise.append(keyed_normal(tuple(value.shape), self.seed, "noise", *place))
             uniform.append(keyed_uniform(self.seed, "timestep", *place))
-            dropped = keyed_uniform(self.seed, "caption dropout", *place) < self.caption_dropout
-            prompts.append(self.null_prompt if dropped else (sample.prompt_embeds, sample.prompt_mask))
+            prompts.append(self._prompt(sample, place))
         embeds, mask = pad_prompts(prompts, self.max_text_tokens)
         return Batch(
             keys=[sample.entry.key for sample in samples],
@@ -83,6 +82,22 @@ class Collator:
             prompt_embeds=embeds,
             prompt_mask=mask,
         )
+
+    def _latents(self, sample: LatentSample, place: tuple[str, int, int]) -> torch.Tensor:
+        """A draw from the posterior, normalized and padded in front: (C, t, h, w)."""
+        value = sample.mean.float()
+        if sample.logvar is not None:
+            deviation = torch.exp(0.5 * sample.logvar.float())
+            value = value + deviation * keyed_normal(tuple(value.shape), self.seed, "posterior", *place)
+        value = self.normalization.normalize(value[None])[0]
+        copies = self.num_padding_frames(value.shape[1])
+        return torch.cat([value[:, :1].expand(-1, copies, -1, -1), value], dim=1)
+
+    def _prompt(self, sample: LatentSample, place: tuple[str, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        if keyed_uniform(self.seed, "caption dropout", *place) >= self.caption_dropout:
+            return sample.prompt_embeds, sample.prompt_mask
+        embeds, mask = self.null_prompt
+        return embeds, sample.prompt_mask if mask is None else mask
 
 
 def pad_prompts(prompts: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> tuple[torch.Tensor, torch.Tensor]:

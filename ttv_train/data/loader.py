@@ -3,12 +3,13 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.order import DataOrder, GlobalBatch
-from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample, LatentStore
+from ttv_train.data.dataset import LatentDataset
+from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample
 from ttv_train.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class LatentLoader:
         on_bad_sample: called once per corrupt sample with its entry and the reason.
     """
 
-    store: LatentStore
+    store: LatentDataset
     entries: Sequence[LatentEntry]
     order: DataOrder
     collator: Collator
@@ -45,7 +46,7 @@ class LatentLoader:
     on_bad_sample: Callable[[LatentEntry, str], None]
     _bad: set[str] = field(default_factory=set)
 
-    def steps(self, start: int, stop: int) -> Iterator[list[Batch]]:
+    def steps(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
         """The micro-batches of optimizer steps `start` to `stop - 1`."""
         ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=PREFETCHED_STEPS)
         closed = threading.Event()

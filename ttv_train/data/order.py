@@ -60,7 +60,7 @@ class DataOrder:
         return int(members[order[attempt % len(members)]])
 
     def _epoch_batches(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
-        batches = []
+        batches: list[tuple[Bucket, np.ndarray]] = []
         for bucket, members in self._members.items():
             order = members[keyed_permutation(len(members), self._seed, "order", self._digest, epoch, str(bucket))]
             count = -(-len(members) // self._batch_size)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from ttv_train.config import ObjectiveConfig
 from ttv_train.diffusion.base import Objective
@@ -14,9 +14,9 @@ from ttv_train.errors import UserError
 class ObjectiveCapabilities(Protocol):
     """What a model family says about objectives; see `ttv_train.models.base.ModelFamily`."""
 
-    name: str
-    solvers: Mapping[str, tuple[str, ...]]
-    flow_schedule: FlowSchedule
+    name: ClassVar[str]
+    solvers: ClassVar[Mapping[str, tuple[str, ...]]]
+    flow_schedule: ClassVar[FlowSchedule]
 
 
 def build_objective(config: ObjectiveConfig, family: ObjectiveCapabilities) -> Objective:

@@ -8,7 +8,7 @@ from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
 from ttv_train.parallel.fsdp import shard_model
 from ttv_train.parallel.mesh import ParallelMesh
-from ttv_train.parallel.sequence import build_sequence_parallel
+from ttv_train.parallel.sequence import build_sequence_parallel, check_heads
 from ttv_train.parallel.sequence.apply import parallelize_sequence
 from ttv_train.parallel.sequence.base import SequenceParallel
 
@@ -30,9 +30,10 @@ def build_model(
         )
     torch.manual_seed(config.seed)
     model = family.build(config.model, latent_channels=latent_channels, text_hidden_size=text_hidden_size)
+    check_heads(config.parallel.sequence, family.num_attention_heads(model))
     sequence = build_sequence_parallel(config.parallel.sequence, mesh.sequence_group)
     family.install_attention(model, sequence)
     parallelize_sequence(model, family.sequence_plan, sequence)
     model.to(mesh.device)
-    shard_model(model, family.blocks(model), config.parallel, mesh, compute_dtype)
+    shard_model(model, family.blocks(model), config.parallel, mesh, sequence, compute_dtype)
     return model, sequence

@@ -2,15 +2,20 @@
 
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ttv_train.config import ParallelConfig
 from ttv_train.parallel.mesh import ParallelMesh
+from ttv_train.parallel.sequence.base import SequenceParallel
 
 
 def shard_model(
@@ -18,6 +23,7 @@ def shard_model(
     blocks: Iterable[nn.Module],
     config: ParallelConfig,
     mesh: ParallelMesh,
+    sequence: SequenceParallel,
     compute_dtype: torch.dtype,
 ) -> None:
     """Shards `model` in place over the flattened data x sequence mesh, one all-gather per block.
@@ -33,7 +39,11 @@ def shard_model(
     blocks = list(blocks)
     if config.activation_checkpointing:
         targets = set(blocks)
-        apply_activation_checkpointing(model, check_fn=lambda module: module in targets)
+        apply_activation_checkpointing(
+            model,
+            checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=sequence.checkpoint_contexts),
+            check_fn=lambda module: module in targets,
+        )
     for block in blocks:
         fully_shard(block, mesh=mesh.world, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
     fully_shard(model, mesh=mesh.world, mp_policy=policy, reshard_after_forward=config.reshard_after_forward)
