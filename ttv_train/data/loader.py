@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from ttv_train.data.collate import Batch, Collator
-from ttv_train.data.order import DataOrder, GlobalBatch
 from ttv_train.data.dataset import LatentDataset
+from ttv_train.data.order import DataOrder, GlobalBatch
 from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample
 from ttv_train.errors import UserError
 
