@@ -2,6 +2,7 @@
 checkpointing, and sharded by FSDP2."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from tests.distributed.joint_model import PLAN, Block, local_loss, make_batch, make_model
 from tests.distributed.schemes import SCHEMES, build_scheme
 from tests.harness import run_ranks
+from ttv_train.parallel import collectives
 from ttv_train.parallel.sequence.apply import parallelize_sequence
 from ttv_train.parallel.sequence.base import SequenceParallel
 from ttv_train.parallel.sequence.none import NoSequenceParallel
@@ -24,10 +26,11 @@ from ttv_train.parallel.sequence.none import NoSequenceParallel
 WRAPPERS = ("plain", "checkpointed", "sharded", "checkpointed and sharded", "parallelized last")
 
 
-def _checkpoint(model: nn.Module, sequence: SequenceParallel) -> None:
+def _checkpoint(model: nn.Module, sequence: SequenceParallel, keep_attention: bool = False) -> None:
+    contexts = partial(sequence.checkpoint_contexts, keep_attention=keep_attention)
     apply_activation_checkpointing(
         model,
-        checkpoint_wrapper_fn=lambda module: checkpoint_wrapper(module, context_fn=sequence.checkpoint_contexts),
+        checkpoint_wrapper_fn=lambda module: checkpoint_wrapper(module, context_fn=contexts),
         check_fn=lambda module: isinstance(module, Block),
     )
 
@@ -121,3 +124,29 @@ def test_recomputation_sees_the_lengths_of_its_own_forward_pass(scheme):
     # 7 and 8 tokens leave the first of two ranks with 4 either way: it cannot tell them apart by its own tokens.
     tokens = [7, 8, 5]
     _assert_equal(run_ranks(2, _train_rank, scheme, "checkpointed", tokens, True), tokens)
+
+
+def _checkpointed_bytes(rank: int, world_size: int, scheme: str, wrapper: str, keep_attention: bool):
+    sequence = build_scheme(scheme)
+    model = make_model(sequence)
+    parallelize_sequence(model, PLAN, sequence)
+    if wrapper == "checkpointed":
+        _checkpoint(model, sequence, keep_attention)
+    collectives.reset()
+    local_loss(model, sequence, make_batch(9)).backward()
+    counts = collectives.snapshot()
+    counts.pop("check")
+    sent = sum(count["bytes"] for count in counts.values())
+    return dict(_summed_gradients(model)), sent
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_recomputation_need_not_communicate_again(scheme):
+    plain, again, kept = (
+        run_ranks(4, _checkpointed_bytes, scheme, *arguments)
+        for arguments in (("plain", False), ("checkpointed", False), ("checkpointed", True))
+    )
+    for rank in range(4):
+        assert again[rank][1] > kept[rank][1] == plain[rank][1]
+        for name, gradient in plain[rank][0].items():
+            torch.testing.assert_close(kept[rank][0][name], gradient, rtol=1e-12, atol=1e-12)

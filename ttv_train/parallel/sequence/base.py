@@ -12,10 +12,11 @@ of all ranks; a replicated tensor gets on each rank the gradient of what that ra
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from ttv_train.parallel import collectives
 from ttv_train.parallel.sequence.shapes import owned_slice, split_sizes
@@ -24,6 +25,29 @@ TextTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Query, key and value of the text tokens, each (B, heads, L, D), the same on every rank."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+KEPT_OPERATORS = frozenset(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "npu_fusion_attention",
+    }
+)
+"""Attention as torch dispatches it, kept by `checkpoint_contexts(keep_attention=True)` beside our own operators."""
+
+
+def _keep_attention(context: Any, operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = operator.namespace == "ttv_train" or operator._opname in KEPT_OPERATORS
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 class SequenceParallel(ABC):
@@ -153,15 +177,16 @@ class SequenceParallel(ABC):
         if self.attention_exchanges:
             sizes = self.local_sizes(name)
             assert query.shape[2] == key.shape[2] == sizes[self.rank], (query.shape, key.shape, sizes)
-            facts = {
-                "batch": query.shape[0],
-                "heads": query.shape[1],
-                "key/value heads": key.shape[1],
-                "head channels": query.shape[3],
-                "text tokens": -1 if text is None else text[0].shape[2],
-                "dtype": DTYPES.index(query.dtype),
-            }
-            self._check_agreement(name, facts, query.device)
+            if name not in self._agreed:
+                facts = {
+                    "batch": query.shape[0],
+                    "heads": query.shape[1],
+                    "key/value heads": key.shape[1],
+                    "head channels": query.shape[3],
+                    "text tokens": -1 if text is None else text[0].shape[2],
+                    "dtype": DTYPES.index(query.dtype),
+                }
+                self._check_agreement(name, facts, query.device)
         return self._attention(query, key, value, text, text_mask, scale, name)
 
     @abstractmethod
@@ -176,11 +201,10 @@ class SequenceParallel(ABC):
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
+    @torch.compiler.disable(reason="compares numbers of all ranks once per forward pass, in its first attention")
     def _check_agreement(self, name: str, facts: dict[str, int], device: torch.device) -> None:
-        """Compares the length of sequence `name` and `facts` between the ranks, once per forward pass: where they
-        differ, gloo would deliver parts of messages without an error. A message of a few integers to every rank."""
-        if name in self._agreed:
-            return
+        """Compares the length of sequence `name` and `facts` between the ranks: where they differ, gloo would deliver
+        parts of messages without an error. Once per forward pass, a message of a few integers to every rank."""
         assert self.group is not None
         facts = {f"length of {name!r}": self._lengths[name], **facts}
         mine = torch.tensor(list(facts.values()), dtype=torch.int64, device=device)
@@ -190,10 +214,21 @@ class SequenceParallel(ABC):
                 raise ValueError(f"the ranks of a sequence-parallel group disagree about {fact}: {list(values)}")
         self._agreed.add(name)
 
-    def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    def checkpoint_contexts(
+        self, keep_attention: bool = False
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Pass as `context_fn` to activation checkpointing, so that recomputation sees the lengths of its own forward
-        pass even when another one, of another shape, came in between."""
-        return nullcontext(), self._restored(dict(self._lengths), set(self._agreed))
+        pass even when another one, of another shape, came in between.
+
+        Args:
+            keep_attention: keep what attention and its exchanges return, so that recomputation repeats neither. It
+                costs memory per layer and rank, in hidden tensors of local tokens: 5 under ulysses, 1 under ring.
+        """
+        restored = self._restored(dict(self._lengths), set(self._agreed))
+        if not keep_attention:
+            return nullcontext(), restored
+        keep, reuse = create_selective_checkpoint_contexts(_keep_attention)
+        return keep, _both(restored, reuse)
 
     @contextmanager
     def _restored(self, lengths: dict[str, int], agreed: set[str]) -> Iterator[None]:

@@ -1,13 +1,12 @@
 """Ring attention's messages and the work between them: forward and backward around the ring, and the gathered variant.
 
 Operators without autograd; `ring` puts them together. A block is the keys and values of one rank's tokens,
-(B, G, S_r, D) each; all take the tokens per rank and the name of the group.
+(B, G, S_r, D) each; all take the tokens per rank, and this rank in the group of that name.
 """
 
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from ttv_train.ops.attention import block_attention, block_attention_backward, merge_
 from ttv_train.ops.attention_kernels import AttentionBlock
@@ -32,9 +31,9 @@ class ArrivingBlock:
 class _Ring:
     """This rank's place between the previous and the next one."""
 
-    def __init__(self, block_sizes: list[int], group_name: str) -> None:
-        self.block_sizes, self.group = block_sizes, group_named(group_name)
-        self.degree, self.rank = len(block_sizes), dist.get_rank(self.group)
+    def __init__(self, block_sizes: list[int], rank: int, group_name: str) -> None:
+        self.block_sizes, self.degree = block_sizes, len(block_sizes)
+        self.rank, self.group = rank, group_named(group_name)
 
     def pass_on(self, block: torch.Tensor, steps_back: int) -> ArrivingBlock:
         """Starts sending `block` (2, B, G, tokens, D) to the next rank and receiving, from the previous rank, the block
@@ -59,9 +58,11 @@ def _ring_attention_shapes(
     text_mask: torch.Tensor | None,
     scale: float,
     block_sizes: list[int],
+    rank: int,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=_accumulator_dtype(query))
+    out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3])).transpose(1, 2)
+    return out, query.new_empty(query.shape[:3], dtype=_accumulator_dtype(query))
 
 
 @operator(_ring_attention_shapes)
@@ -74,10 +75,11 @@ def ring_attention(
     text_mask: torch.Tensor | None,
     scale: float,
     block_sizes: list[int],
+    rank: int,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of local queries (B, H, Q, D) to text and all blocks: output (B, H, Q, D), log-sum-exp (B, H, Q)."""
-    ring = _Ring(block_sizes, group_name)
+    ring = _Ring(block_sizes, rank, group_name)
     merged: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def attend(key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
@@ -96,7 +98,9 @@ def ring_attention(
         if arriving is not None:
             block = arriving.receive()
     assert merged is not None, "a sequence has at least one token"
-    return merged[0].to(query.dtype), merged[1]
+    # In memory tokens come before heads, as the projection that follows reads them.
+    out = merged[0].to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    return out, merged[1].contiguous()
 
 
 def _ring_backward_shapes(
@@ -112,9 +116,10 @@ def _ring_backward_shapes(
     scale: float,
     gradient_dtype: torch.dtype,
     block_sizes: list[int],
+    rank: int,
     group_name: str,
 ) -> list[torch.Tensor]:
-    text = [] if text_key is None else [torch.empty_like(text_key), torch.empty_like(text_key)]
+    text = [] if text_key is None else [text_key.new_empty(text_key.shape) for _ in range(2)]
     return [torch.empty_like(query), key.new_empty((2, *key.shape)), *text]
 
 
@@ -132,11 +137,12 @@ def ring_attention_backward(
     scale: float,
     gradient_dtype: torch.dtype,
     block_sizes: list[int],
+    rank: int,
     group_name: str,
 ) -> list[torch.Tensor]:
     """Gradients of the query, of the own block (2, B, G, S_r, D) from the queries of all ranks, and of the text's key
     and value if there are any. Those of blocks add up around the ring in `gradient_dtype`."""
-    ring = _Ring(block_sizes, group_name)
+    ring = _Ring(block_sizes, rank, group_name)
     grad_query = torch.zeros_like(query, dtype=_accumulator_dtype(query))
 
     def through(
@@ -162,11 +168,11 @@ def ring_attention_backward(
         if arriving_total is not None:
             total += arriving_total.receive()
         arriving_total = ring.pass_on(total, step + 1) if step < ring.degree else None
-    return [grad_query.to(query.dtype), total.to(key.dtype), *grad_text]
+    return [grad_query.to(query.dtype), total.to(key.dtype), *(grad.contiguous() for grad in grad_text)]
 
 
 def _gather_blocks_shape(
-    key: torch.Tensor, value: torch.Tensor, text: list[torch.Tensor], block_sizes: list[int], group_name: str
+    key: torch.Tensor, value: torch.Tensor, text: list[torch.Tensor], block_sizes: list[int], rank: int, group_name: str
 ) -> torch.Tensor:
     tokens = sum(block_sizes) + (text[0].shape[2] if text else 0)
     return key.new_empty((tokens, key.shape[0], 2 * key.shape[1], key.shape[3]))
@@ -174,7 +180,7 @@ def _gather_blocks_shape(
 
 @operator(_gather_blocks_shape)
 def gather_blocks(
-    key: torch.Tensor, value: torch.Tensor, text: list[torch.Tensor], block_sizes: list[int], group_name: str
+    key: torch.Tensor, value: torch.Tensor, text: list[torch.Tensor], block_sizes: list[int], rank: int, group_name: str
 ) -> torch.Tensor:
     """All keys and values behind those of the text, token-first: (L + S, B, key and value heads, D)."""
     rows = torch.cat((key, value), dim=1).permute(2, 0, 1, 3).contiguous()
@@ -188,23 +194,19 @@ def gather_blocks(
 
 
 def _gather_backward_shape(
-    grad_key: torch.Tensor, grad_value: torch.Tensor, block_sizes: list[int], group_name: str
+    grad_key: torch.Tensor, grad_value: torch.Tensor, block_sizes: list[int], rank: int, group_name: str
 ) -> torch.Tensor:
-    local = block_sizes[dist.get_rank(group_named(group_name))]
-    return grad_key.new_empty((local, grad_key.shape[0], 2 * grad_key.shape[1], grad_key.shape[3]))
+    return grad_key.new_empty((block_sizes[rank], grad_key.shape[0], 2 * grad_key.shape[1], grad_key.shape[3]))
 
 
 @operator(_gather_backward_shape)
 def gather_blocks_backward(
-    grad_key: torch.Tensor, grad_value: torch.Tensor, block_sizes: list[int], group_name: str
+    grad_key: torch.Tensor, grad_value: torch.Tensor, block_sizes: list[int], rank: int, group_name: str
 ) -> torch.Tensor:
     """This rank's gradients of all keys and values, (B, G, S, D) each, to those of its block from all ranks,
     token-first: (S_r, B, key and value heads, D). gloo's reduce-scatter sends twice as much as this exchange."""
     send = torch.cat((grad_key, grad_value), dim=1).permute(2, 0, 1, 3).contiguous()
-    group = group_named(group_name)
-    received = send.new_empty((len(block_sizes), block_sizes[dist.get_rank(group)], *send.shape[1:]))
-    leaving = send.split(block_sizes)
-    collectives.all_to_all(
-        received, send, [piece.numel() for piece in received], [piece.numel() for piece in leaving], group, PURPOSE
-    )
+    received = send.new_empty((len(block_sizes), block_sizes[rank], *send.shape[1:]))
+    arriving, leaving = ([piece.numel() for piece in pieces] for pieces in (received, send.split(block_sizes)))
+    collectives.all_to_all(received, send, arriving, leaving, group_named(group_name), PURPOSE)
     return received.sum(0, dtype=_accumulator_dtype(send)).to(send.dtype)

@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ttv_train.parallel import collectives
 from ttv_train.parallel.sequence.base import DTYPES, SequenceParallel, TextTensors
@@ -21,17 +20,20 @@ from ttv_train.parallel.sequence.shapes import allocate_pieces, split_sizes
 PURPOSE = "dsp"
 
 
-def _switch_shape(x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], group_name: str) -> torch.Tensor:
+def _switch_shape(
+    x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], rank: int, group_name: str
+) -> torch.Tensor:
     shape = list(x.shape)
-    shape[to_dim] = split_sizes(x.shape[to_dim], len(from_sizes))[dist.get_rank(group_named(group_name))]
+    shape[to_dim] = split_sizes(x.shape[to_dim], len(from_sizes))[rank]
     shape[from_dim] = sum(from_sizes)
     return x.new_empty(shape)
 
 
 @operator(_switch_shape)
-def switch_dims(x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], group_name: str) -> torch.Tensor:
+def switch_dims(
+    x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], rank: int, group_name: str
+) -> torch.Tensor:
     """Local along `from_dim` and whole along `to_dim` becomes whole along `from_dim` and local along `to_dim`."""
-    group = group_named(group_name)
     # Pieces keep the order of dimensions of `x`, so that with one sample either packing or unpacking is no copy.
     leaving = x.split(split_sizes(x.shape[to_dim], len(from_sizes)), to_dim)
     if math.prod(x.shape[:to_dim]) == 1:
@@ -40,12 +42,11 @@ def switch_dims(x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[in
         send, targets = allocate_pieces(x, [tuple(piece.shape) for piece in leaving])
         for target, piece in zip(targets, leaving, strict=True):
             target.copy_(piece)
-    shape = list(leaving[dist.get_rank(group)].shape)
+    shape = list(leaving[rank].shape)
     shapes = [(*shape[:from_dim], size, *shape[from_dim + 1 :]) for size in from_sizes]
     received, arriving = allocate_pieces(x, shapes)
-    collectives.all_to_all(
-        received, send, [piece.numel() for piece in arriving], [piece.numel() for piece in leaving], group, PURPOSE
-    )
+    arriving_sizes, leaving_sizes = ([piece.numel() for piece in pieces] for pieces in (arriving, leaving))
+    collectives.all_to_all(received, send, arriving_sizes, leaving_sizes, group_named(group_name), PURPOSE)
     if math.prod(shape[:from_dim]) == 1:
         return received.view(*shape[:from_dim], sum(from_sizes), *shape[from_dim + 1 :])
     return torch.cat(arriving, dim=from_dim)
@@ -54,14 +55,14 @@ def switch_dims(x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[in
 class _Switch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], group_name: str
+        ctx: Any, x: torch.Tensor, from_dim: int, to_dim: int, from_sizes: list[int], rank: int, group_name: str
     ) -> torch.Tensor:
-        ctx.back = to_dim, from_dim, split_sizes(x.shape[to_dim], len(from_sizes)), group_name
-        return switch_dims(x, from_dim, to_dim, from_sizes, group_name)
+        ctx.back = to_dim, from_dim, split_sizes(x.shape[to_dim], len(from_sizes)), rank, group_name
+        return switch_dims(x, from_dim, to_dim, from_sizes, rank, group_name)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return switch_dims(grads[0], *ctx.back), None, None, None, None
+        return switch_dims(grads[0], *ctx.back), None, None, None, None, None
 
 
 class DynamicSequenceParallel(SequenceParallel):
@@ -76,12 +77,13 @@ class DynamicSequenceParallel(SequenceParallel):
         from_sizes = self.local_sizes(from_name)
         from_dim, to_dim = from_dim % x.dim(), to_dim % x.dim()
         assert x.shape[from_dim] == from_sizes[self.rank], (tuple(x.shape), from_dim, from_sizes)
-        shape = {f"size of dimension {dim}": size for dim, size in enumerate(x.shape) if dim != from_dim}
-        self._check_agreement(from_name, shape | {"dtype": DTYPES.index(x.dtype)}, x.device)
+        if from_name not in self._agreed:
+            shape = {f"size of dimension {dim}": size for dim, size in enumerate(x.shape) if dim != from_dim}
+            self._check_agreement(from_name, shape | {"dtype": DTYPES.index(x.dtype)}, x.device)
         self._lengths[to_name] = x.shape[to_dim]
         self._agreed.add(to_name)
         assert self.group is not None
-        switched: torch.Tensor = _Switch.apply(x, from_dim, to_dim, from_sizes, self.group.group_name)
+        switched: torch.Tensor = _Switch.apply(x, from_dim, to_dim, from_sizes, self.rank, self.group.group_name)
         return switched
 
     def _attention(

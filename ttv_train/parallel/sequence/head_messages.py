@@ -1,15 +1,14 @@
 """The four messages of Ulysses: how tokens and heads are packed, exchanged and unpacked.
 
 Operators without autograd; `ulysses` puts them together. All take the tokens per rank, the number of query and
-key/value heads, and the name of the group.
+key/value heads, and this rank in the group of that name.
 """
 
 import torch
-import torch.distributed as dist
 
 from ttv_train.parallel import collectives
 from ttv_train.parallel.sequence.operators import group_named, operator
-from ttv_train.parallel.sequence.shapes import HeadSplit, allocate_pieces, split_heads
+from ttv_train.parallel.sequence.shapes import allocate_pieces, split_heads
 
 PURPOSE = "ulysses"
 
@@ -46,17 +45,10 @@ def _exchange(
     send: torch.Tensor,
     arriving: list[torch.Tensor],
     leaving: list[torch.Tensor],
-    group: dist.ProcessGroup,
+    group_name: str,
 ) -> None:
     arriving_sizes, leaving_sizes = ([piece.numel() for piece in pieces] for pieces in (arriving, leaving))
-    collectives.all_to_all(received, send, arriving_sizes, leaving_sizes, group, PURPOSE)
-
-
-def _rank_and_heads(
-    token_sizes: list[int], num_query_heads: int, num_key_heads: int, group_name: str
-) -> tuple[int, HeadSplit]:
-    heads = split_heads(num_query_heads, num_key_heads, len(token_sizes))
-    return dist.get_rank(group_named(group_name)), heads
+    collectives.all_to_all(received, send, arriving_sizes, leaving_sizes, group_named(group_name), PURPOSE)
 
 
 def _to_heads_shape(
@@ -65,9 +57,10 @@ def _to_heads_shape(
     value: torch.Tensor,
     text: list[torch.Tensor],
     token_sizes: list[int],
+    rank: int,
     group_name: str,
 ) -> torch.Tensor:
-    rank, heads = _rank_and_heads(token_sizes, query.shape[1], key.shape[1], group_name)
+    heads = split_heads(query.shape[1], key.shape[1], len(token_sizes))
     text_length = text[0].shape[2] if text else 0
     return _empty_tokens(query, text_length + sum(token_sizes), heads.width(rank))
 
@@ -79,11 +72,12 @@ def tokens_to_heads(
     value: torch.Tensor,
     text: list[torch.Tensor],
     token_sizes: list[int],
+    rank: int,
     group_name: str,
 ) -> torch.Tensor:
     """Query, key and value of local tokens, (B, all heads, S_r, D) each, and of the text, (B, all heads, L, D), to
     (L + S, B, own query, key and value heads, D)."""
-    rank, heads = _rank_and_heads(token_sizes, query.shape[1], key.shape[1], group_name)
+    heads = split_heads(query.shape[1], key.shape[1], len(token_sizes))
     batch, _, local, channels = query.shape
     text_length = text[0].shape[2] if text else 0
 
@@ -94,7 +88,7 @@ def tokens_to_heads(
         _fill(piece, [x[:, part] for x, part in zip((query, key, value), heads.of(peer), strict=True)])
     joint = _empty_tokens(query, text_length + sum(token_sizes), heads.width(rank))
     video = joint[text_length:]
-    _exchange(video, send, list(video.split(token_sizes)), leaving, group_named(group_name))
+    _exchange(video, send, list(video.split(token_sizes)), leaving, group_name)
     if text:
         _fill(joint[:text_length], [x[:, part] for x, part in zip(text, heads.of(rank), strict=True)])
     return joint
@@ -108,9 +102,10 @@ def _to_heads_backward_shapes(
     token_sizes: list[int],
     num_query_heads: int,
     num_key_heads: int,
+    rank: int,
     group_name: str,
 ) -> list[torch.Tensor]:
-    local = token_sizes[dist.get_rank(group_named(group_name))]
+    local = token_sizes[rank]
     return [_empty_heads(grad_query, heads, local) for heads in (num_query_heads, num_key_heads, num_key_heads)]
 
 
@@ -123,17 +118,18 @@ def tokens_to_heads_backward(
     token_sizes: list[int],
     num_query_heads: int,
     num_key_heads: int,
+    rank: int,
     group_name: str,
 ) -> list[torch.Tensor]:
     """Gradients (B, own heads, L + S, D) to those of the local tokens, (B, all heads, S_r, D)."""
-    rank, heads = _rank_and_heads(token_sizes, num_query_heads, num_key_heads, group_name)
+    heads = split_heads(num_query_heads, num_key_heads, len(token_sizes))
     batch, channels = grad_query.shape[0], grad_query.shape[3]
 
     send = _empty_tokens(grad_query, sum(token_sizes), heads.width(rank))
     _fill(send, [grad[:, :, text_length:] for grad in (grad_query, grad_key, grad_value)])
     shapes = [(token_sizes[rank], batch, heads.width(peer), channels) for peer in range(len(token_sizes))]
     received, arriving = allocate_pieces(send, shapes)
-    _exchange(received, send, arriving, list(send.split(token_sizes)), group_named(group_name))
+    _exchange(received, send, arriving, list(send.split(token_sizes)), group_name)
     del send
 
     totals = (num_query_heads, num_key_heads, num_key_heads)
@@ -158,9 +154,10 @@ def _to_tokens_shapes(
     token_sizes: list[int],
     num_query_heads: int,
     num_key_heads: int,
+    rank: int,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    local = token_sizes[dist.get_rank(group_named(group_name))]
+    local = token_sizes[rank]
     return _empty_heads(out, num_query_heads, local), _empty_heads(out, num_query_heads, text_length)
 
 
@@ -171,11 +168,12 @@ def heads_to_tokens(
     token_sizes: list[int],
     num_query_heads: int,
     num_key_heads: int,
+    rank: int,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention output (B, own heads, L + S, D) to that of the local tokens and of the text, (B, all heads, S_r or L,
     D)."""
-    rank, heads = _rank_and_heads(token_sizes, num_query_heads, num_key_heads, group_name)
+    heads = split_heads(num_query_heads, num_key_heads, len(token_sizes))
     batch, width, _, channels = out.shape
     local = token_sizes[rank]
     text_out, *video_out = token_first(out).split([text_length, *token_sizes])
@@ -189,7 +187,7 @@ def heads_to_tokens(
         send, leaving = token_first(out).contiguous(), video_out
     shapes = [(text_length + local, batch, heads.num_query(peer), channels) for peer in range(len(token_sizes))]
     received, arriving = allocate_pieces(out, shapes)
-    _exchange(received, send, arriving, leaving, group_named(group_name))
+    _exchange(received, send, arriving, leaving, group_name)
     video, text = (_empty_heads(out, num_query_heads, tokens) for tokens in (local, text_length))
     for part, piece in zip(heads.query, arriving, strict=True):
         text[:, part], video[:, part] = head_first(piece).split([text_length, local], dim=2)
@@ -202,9 +200,10 @@ def _to_tokens_backward_shape(
     token_sizes: list[int],
     num_query_heads: int,
     num_key_heads: int,
+    rank: int,
     group_name: str,
 ) -> torch.Tensor:
-    rank, heads = _rank_and_heads(token_sizes, num_query_heads, num_key_heads, group_name)
+    heads = split_heads(num_query_heads, num_key_heads, len(token_sizes))
     return _empty_tokens(grad_video, grad_text.shape[2] + sum(token_sizes), heads.num_query(rank))
 
 
@@ -215,10 +214,11 @@ def heads_to_tokens_backward(
     token_sizes: list[int],
     num_query_heads: int,
     num_key_heads: int,
+    rank: int,
     group_name: str,
 ) -> torch.Tensor:
     """Gradients of the results of `heads_to_tokens` to that of its input, token-first: (L + S, B, own heads, D)."""
-    rank, heads = _rank_and_heads(token_sizes, num_query_heads, num_key_heads, group_name)
+    heads = split_heads(num_query_heads, num_key_heads, len(token_sizes))
     batch, _, local, channels = grad_video.shape
     text_length, width = grad_text.shape[2], heads.num_query(rank)
 
@@ -228,7 +228,7 @@ def heads_to_tokens_backward(
         torch.cat((token_first(grad_text[:, part]), token_first(grad_video[:, part])), out=piece)
     shapes = [(text_length + size, batch, width, channels) for size in token_sizes]
     received, arriving = allocate_pieces(grad_video, shapes)
-    _exchange(received, send, arriving, leaving, group_named(group_name))
+    _exchange(received, send, arriving, leaving, group_name)
     if not text_length:
         return received.view(-1, batch, width, channels)
     del send, leaving

@@ -40,6 +40,7 @@ class RingExchange:
     """The blocks of a group and how they get from rank to rank."""
 
     group_name: str
+    rank: int
     block_sizes: list[int]
     mode: Literal["rotate", "gather"]
     gradient_dtype: torch.dtype | None
@@ -79,7 +80,7 @@ class _RingAttention(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         inputs = query, key, value, text_key, text_value, text_mask
-        out, lse = ring_attention(*inputs, scale, ring.block_sizes, ring.group_name)
+        out, lse = ring_attention(*inputs, scale, ring.block_sizes, ring.rank, ring.group_name)
         ctx.save_for_backward(*inputs, out, lse)
         ctx.ring, ctx.scale = ring, scale
         return out
@@ -89,7 +90,7 @@ class _RingAttention(torch.autograd.Function):
         ring: RingExchange = ctx.ring
         dtype = ring.gradient_dtype or torch.promote_types(grads[0].dtype, torch.float32)
         grad_query, grad_block, *grad_text = ring_attention_backward(
-            grads[0], *ctx.saved_tensors, ctx.scale, dtype, ring.block_sizes, ring.group_name
+            grads[0], *ctx.saved_tensors, ctx.scale, dtype, ring.block_sizes, ring.rank, ring.group_name
         )
         return None, grad_query, *grad_block.unbind(), *(grad_text or (None, None)), None, None
 
@@ -103,14 +104,16 @@ class _GatherBlocks(torch.autograd.Function):
         ctx: Any, ring: RingExchange, key: torch.Tensor, value: torch.Tensor, *text: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.ring, ctx.text_length = ring, text[0].shape[2] if text else 0
-        joint = gather_blocks(key, value, text, ring.block_sizes, ring.group_name)
+        joint = gather_blocks(key, value, text, ring.block_sizes, ring.rank, ring.group_name)
         joint_key, joint_value = joint.permute(1, 2, 0, 3).chunk(2, dim=1)
         return joint_key, joint_value
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         ring, text_length = ctx.ring, ctx.text_length
-        block = gather_blocks_backward(*(grad[:, :, text_length:] for grad in grads), ring.block_sizes, ring.group_name)
+        block = gather_blocks_backward(
+            *(grad[:, :, text_length:] for grad in grads), ring.block_sizes, ring.rank, ring.group_name
+        )
         text = [grad[:, :, :text_length] for grad in grads] if text_length else []
         return None, *block.permute(1, 2, 0, 3).chunk(2, dim=1), *text
 
@@ -146,7 +149,7 @@ class RingSequenceParallel(SequenceParallel):
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert self.group is not None
-        ring = RingExchange(self.group.group_name, self.local_sizes(name), self.mode, self.gradient_dtype)
+        ring = RingExchange(self.group.group_name, self.rank, self.local_sizes(name), self.mode, self.gradient_dtype)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         if text is None:
             return ring.attention(query, key, value, None, None, None, scale), None

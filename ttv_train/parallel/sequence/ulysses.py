@@ -71,7 +71,7 @@ class _TokensToHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exchange: HeadExchange, *tensors: torch.Tensor) -> TextTensors:
         ctx.exchange, ctx.text_length = exchange, tensors[3].shape[2] if len(tensors) > 3 else 0
-        joint = tokens_to_heads(*tensors[:3], tensors[3:], exchange.token_sizes, exchange.group_name)
+        joint = tokens_to_heads(*tensors[:3], tensors[3:], exchange.token_sizes, exchange.rank, exchange.group_name)
         num_query, num_key = exchange.heads.num_query(exchange.rank), exchange.heads.num_key(exchange.rank)
         query, key, value = head_first(joint).split([num_query, num_key, num_key], dim=1)
         return query, key, value
@@ -85,6 +85,7 @@ class _TokensToHeads(torch.autograd.Function):
             exchange.token_sizes,
             exchange.num_query_heads,
             exchange.num_key_heads,
+            exchange.rank,
             exchange.group_name,
         )
         text = []
@@ -108,6 +109,7 @@ class _HeadsToTokens(torch.autograd.Function):
             exchange.token_sizes,
             exchange.num_query_heads,
             exchange.num_key_heads,
+            exchange.rank,
             exchange.group_name,
         )
         return video_out, text_out
@@ -120,6 +122,7 @@ class _HeadsToTokens(torch.autograd.Function):
             exchange.token_sizes,
             exchange.num_query_heads,
             exchange.num_key_heads,
+            exchange.rank,
             exchange.group_name,
         )
         return None, head_first(grad), None

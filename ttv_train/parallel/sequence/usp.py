@@ -70,7 +70,9 @@ class UnifiedSequenceParallel(SequenceParallel):
         exchange = HeadExchange(
             self.ulysses_group.group_name, self.ulysses_rank, rows[self.ring_rank], query.shape[1], key.shape[1]
         )
-        ring = RingExchange(self.ring_group.group_name, list(map(sum, rows)), self.mode, self.gradient_dtype)
+        ring = RingExchange(
+            self.ring_group.group_name, self.ring_rank, list(map(sum, rows)), self.mode, self.gradient_dtype
+        )
         scale = query.shape[3] ** -0.5 if scale is None else scale
         text_length = 0 if text is None else text[0].shape[2]
 
