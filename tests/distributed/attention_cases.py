@@ -36,6 +36,7 @@ CASES: dict[str, AttentionCase] = {
     "ragged": RAGGED,
     "ragged-prime": replace(RAGGED, tokens=17, heads=5),
     "empty-caption": replace(RAGGED, text_lengths=(0, 4), tokens=3),
+    "no-text-tokens": AttentionCase(text_lengths=(0, 0)),
     "grouped": AttentionCase(heads=8, key_heads=4),
     "grouped-uneven": AttentionCase(tokens=11, heads=10, key_heads=5, text_lengths=(3, 3)),
     "grouped-shared": AttentionCase(tokens=11, heads=8, key_heads=2, text_lengths=(3, 1), masked=True),
@@ -98,6 +99,10 @@ def run_attention(sequence: SequenceParallel, run: AttentionRun) -> dict[str, to
     return result | {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
+def _largest(x: torch.Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
 def worst_difference(case: AttentionCase, results: list[dict[str, torch.Tensor]], seed: int = 0) -> dict[str, float]:
     """Largest difference of each output and gradient from one process, over all ranks. Gradients are summed."""
     inputs = make_inputs(case, seed)
@@ -110,7 +115,7 @@ def worst_difference(case: AttentionCase, results: list[dict[str, torch.Tensor]]
     reference = run_attention(NoSequenceParallel(), doubled)
     found = {name: sum(result[name].double() for result in results) for name in reference if not name.endswith("out")}
     found["out"] = torch.cat([result["out"] for result in results], dim=2)
-    differences = {name: float((x - reference[name]).abs().max()) for name, x in found.items()}
+    differences = {name: _largest(x - reference[name]) for name, x in found.items()}
     if "text_out" in reference:
-        differences["text_out"] = max(float((r["text_out"] - reference["text_out"]).abs().max()) for r in results)
+        differences["text_out"] = max(_largest(result["text_out"] - reference["text_out"]) for result in results)
     return differences

@@ -222,7 +222,8 @@ class SequenceParallel(ABC):
 
         Args:
             keep_attention: keep what attention and its exchanges return, so that recomputation repeats neither. It
-                costs memory per layer and rank, in hidden tensors of local tokens: 5 under ulysses, 1 under ring.
+                costs memory per layer and rank, in hidden tensors of local tokens: 5 under ulysses and usp, 1 under
+                ring, 2 N + 1 when the ring gathers.
         """
         restored = self._restored(dict(self._lengths), set(self._agreed))
         if not keep_attention:

@@ -103,18 +103,18 @@ class _GatherBlocks(torch.autograd.Function):
     def forward(
         ctx: Any, ring: RingExchange, key: torch.Tensor, value: torch.Tensor, *text: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.ring, ctx.text_length = ring, text[0].shape[2] if text else 0
+        ctx.ring, ctx.text_length = ring, text[0].shape[2] if text else None
         joint = gather_blocks(key, value, text, ring.block_sizes, ring.rank, ring.group_name)
         joint_key, joint_value = joint.permute(1, 2, 0, 3).chunk(2, dim=1)
         return joint_key, joint_value
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        ring, text_length = ctx.ring, ctx.text_length
+        ring, has_text, text_length = ctx.ring, ctx.text_length is not None, ctx.text_length or 0
         block = gather_blocks_backward(
             *(grad[:, :, text_length:] for grad in grads), ring.block_sizes, ring.rank, ring.group_name
         )
-        text = [grad[:, :, :text_length] for grad in grads] if text_length else []
+        text = [grad[:, :, :text_length] for grad in grads] if has_text else []
         return None, *block.permute(1, 2, 0, 3).chunk(2, dim=1), *text
 
 

@@ -63,7 +63,13 @@ class HeadSplit:
 def split_heads(num_query_heads: int, num_key_heads: int, parts: int) -> HeadSplit:
     """Deals heads to ranks. Grouped-query heads stay together with their key/value head where there are enough of
     those, so that each is sent once; otherwise query heads are dealt evenly and a shared key/value head goes to every
-    rank that needs it."""
+    rank that needs it.
+
+    Raises:
+        ValueError: fewer query heads than ranks.
+    """
+    if num_query_heads < parts:
+        raise ValueError(f"{num_query_heads} attention heads cannot be dealt to {parts} ranks")
     group = num_query_heads // num_key_heads
     if num_key_heads >= parts:
         key = split_slices(split_sizes(num_key_heads, parts))

@@ -61,17 +61,18 @@ class HeadExchange:
             key, value = key[:, groups], value[:, groups]
         return query, key, value
 
-    def to_tokens(self, out: torch.Tensor, text_length: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def to_tokens(self, out: torch.Tensor, text: TextTensors | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attention output (B, h, L + S, D) of local heads to all heads of the local tokens and of the text."""
-        video_out, text_out = _HeadsToTokens.apply(self, out, text_length)
-        return video_out, text_out if text_length else None
+        video_out, text_out = _HeadsToTokens.apply(self, out, 0 if text is None else text[0].shape[2])
+        return video_out, None if text is None else text_out
 
 
 class _TokensToHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exchange: HeadExchange, *tensors: torch.Tensor) -> TextTensors:
-        ctx.exchange, ctx.text_length = exchange, tensors[3].shape[2] if len(tensors) > 3 else 0
-        joint = tokens_to_heads(*tensors[:3], tensors[3:], exchange.token_sizes, exchange.rank, exchange.group_name)
+        video, text = tensors[:3], tensors[3:]
+        ctx.exchange, ctx.text_length = exchange, text[0].shape[2] if text else None
+        joint = tokens_to_heads(*video, text, exchange.token_sizes, exchange.rank, exchange.group_name)
         num_query, num_key = exchange.heads.num_query(exchange.rank), exchange.heads.num_key(exchange.rank)
         query, key, value = head_first(joint).split([num_query, num_key, num_key], dim=1)
         return query, key, value
@@ -81,7 +82,7 @@ class _TokensToHeads(torch.autograd.Function):
         exchange: HeadExchange = ctx.exchange
         video = tokens_to_heads_backward(
             *grads,
-            ctx.text_length,
+            ctx.text_length or 0,
             exchange.token_sizes,
             exchange.num_query_heads,
             exchange.num_key_heads,
@@ -89,7 +90,7 @@ class _TokensToHeads(torch.autograd.Function):
             exchange.group_name,
         )
         text = []
-        if ctx.text_length:
+        if ctx.text_length is not None:
             # A rank took its own heads of the text; its copy has no gradient at the others.
             for grad, whole, part in zip(grads, video, exchange.heads.of(exchange.rank), strict=True):
                 text.append(grad.new_zeros((*whole.shape[:2], ctx.text_length, whole.shape[3])))
@@ -148,4 +149,4 @@ class UlyssesSequenceParallel(SequenceParallel):
         query, key, value = exchange.to_heads(query, key, value, text)
         mask = joint_key_mask(text_mask, exchange.num_tokens)
         out = attention(query, key, value, key_mask=mask, scale=scale)
-        return exchange.to_tokens(out, 0 if text is None else text[0].shape[2])
+        return exchange.to_tokens(out, text)

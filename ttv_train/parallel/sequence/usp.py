@@ -74,12 +74,12 @@ class UnifiedSequenceParallel(SequenceParallel):
             self.ring_group.group_name, self.ring_rank, list(map(sum, rows)), self.mode, self.gradient_dtype
         )
         scale = query.shape[3] ** -0.5 if scale is None else scale
-        text_length = 0 if text is None else text[0].shape[2]
 
         query, key, value = exchange.to_heads(query, key, value, text)
         text_key = text_value = None
         if text is not None:
-            text_key, key = key.split([text_length, exchange.num_tokens], dim=2)
-            text_value, value = value.split([text_length, exchange.num_tokens], dim=2)
+            lengths = [text[0].shape[2], exchange.num_tokens]
+            text_key, key = key.split(lengths, dim=2)
+            text_value, value = value.split(lengths, dim=2)
         out = ring.attention(query, key, value, text_key, text_value, text_mask, scale)
-        return exchange.to_tokens(out, text_length)
+        return exchange.to_tokens(out, text)

@@ -27,9 +27,10 @@ def test_slices_of_given_sizes():
     assert split_slices([2, 0, 3]) == [slice(0, 2), slice(2, 2), slice(2, 5)]
 
 
-@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 12))
-def test_every_query_head_meets_its_own_key_head(num_key_heads, group, parts):
+@given(st.integers(1, 40), st.integers(1, 8), st.data())
+def test_every_query_head_meets_its_own_key_head(num_key_heads, group, data):
     num_query_heads = num_key_heads * group
+    parts = data.draw(st.integers(1, num_query_heads))
     split = split_heads(num_query_heads, num_key_heads, parts)
     dealt = [head for part in split.query for head in range(part.start, part.stop)]
     assert dealt == list(range(num_query_heads))
@@ -66,3 +67,8 @@ def test_pieces_share_one_buffer():
     buffer.copy_(torch.arange(7))
     assert pieces[0][1, 2] == 5
     assert pieces[2][0] == 6
+
+
+def test_a_rank_without_heads_is_refused():
+    with pytest.raises(ValueError, match="3 attention heads cannot be dealt to 4 ranks"):
+        split_heads(3, 3, 4)
