@@ -1,0 +1,103 @@
+"""Decodes untrusted videos in a disposable child process: a bad file costs one clip and nothing else."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from ttv_train.config import DatasetConfig
+from ttv_train.data.decode_worker import END, INFO
+from ttv_train.data.decoder_process import DecoderProcess, ProcessDiedError
+from ttv_train.data.probe import BadVideoError, VideoInfo
+
+if TYPE_CHECKING:
+    from ttv_train.data.clips import Clip
+
+
+def exact(number: float) -> Fraction:
+    """The ratio that a float of the config or of a clip stands for: 29.97 is 2997/100."""
+    return Fraction(number).limit_denominator(1_000_000)
+
+
+class ClipDecoder:
+    """Probes and decodes videos in a child process with limits on memory, CPU time and wall-clock time.
+
+    The child is started when it is first needed and serves request after request. When it crashes, hangs or grows too
+    large, the file at hand is bad, and the next request gets a new child. Not to be shared between threads.
+    """
+
+    def __init__(self, config: DatasetConfig) -> None:
+        self._config = config
+        self._process: DecoderProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the child. A further request starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def probe(self, path: Path) -> VideoInfo:
+        """What a file holds. Raises BadVideoError with the reason if that is no usable video."""
+        with self._request(path, None) as process:
+            fields = json.loads(process.receive(INFO))
+        fields |= {name: Fraction(fields[name]) for name in ("last_time", "time_base")}
+        return VideoInfo(**fields)
+
+    def decode(self, clip: "Clip") -> torch.Tensor:
+        """The frames of a clip: uint8 (T, H, W, 3), RGB, upright, resized and centre-cropped to its bucket.
+
+        Frame k is the one that a player shows at `clip.start_seconds` + k / `clip.fps`.
+
+        Raises:
+            BadVideoError: with the reason: the file is damaged where the clip lies, or its decoder failed.
+        """
+        wanted = {"start": str(exact(clip.start_seconds)), "fps": str(exact(clip.fps)), "shape": clip.bucket}
+        video = torch.empty(*clip.bucket, 3, dtype=torch.uint8)
+        with self._request(clip.source.path, wanted) as process:
+            for frame in video.numpy():
+                process.receive_frame(frame.data.cast("B"))
+            process.receive(END)
+        return video
+
+    @contextmanager
+    def _request(self, path: Path, clip: dict[str, Any] | None) -> Iterator[DecoderProcess]:
+        """Sends a request; in the body its answer is received."""
+        timeout = self._config.decode_timeout_seconds
+        if self._process is None:
+            self._process = DecoderProcess.start()
+        request = {
+            "path": os.fspath(path),
+            "clip": clip,
+            "max_pixels": self._config.max_pixels,
+            "max_seconds": self._config.max_video_seconds,
+            "cpu_seconds": timeout,
+        }
+        try:
+            self._process.send(request, timeout)
+            yield self._process
+        except BadVideoError:
+            raise
+        except TimeoutError:
+            self.close()
+            raise BadVideoError(f"decoding took longer than dataset.decode_timeout_seconds {timeout:g}") from None
+        except ProcessDiedError as error:
+            self.close()
+            raise BadVideoError(str(error)) from None
+        except BaseException:
+            # The child is in the middle of an answer that the next request must not read.
+            self.close()
+            raise

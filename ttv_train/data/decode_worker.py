@@ -1,0 +1,108 @@
+"""The decoder's child process: ``python -m ttv_train.data.decode_worker``.
+
+Reads requests from standard input, one JSON object a line, and answers on standard output in messages of a kind byte, a
+length and a payload. Nothing that it sends is executed or unpickled by its parent. It limits itself before it opens
+anything: memory, CPU time, open files, no file writes.
+
+Imports neither torch nor the project's config, so that it starts in a fraction of a second.
+"""
+
+import json
+import math
+import os
+import resource
+import struct
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ttv_train.data.frame_index import FrameIndex, build_index
+from ttv_train.data.frames import ClipRequest, decode_clip
+from ttv_train.data.probe import BadVideoError, VideoLimits
+
+HEADER = struct.Struct("!cI")
+READY, INFO, FRAME, END, BAD_VIDEO = b"R", b"I", b"F", b"E", b"B"
+ADDRESS_SPACE_BYTES = 4 << 30
+OPEN_FILES = 64
+
+
+def main() -> None:
+    """Answers requests until standard input ends."""
+    limit_resources()
+    # Whatever a library prints must not end up among the messages.
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    send(output, READY)
+    worker = Worker()
+    for line in sys.stdin.buffer:
+        try:
+            for kind, payload in worker.answer(json.loads(line)):
+                send(output, kind, payload)
+        except BadVideoError as error:
+            send(output, BAD_VIDEO, str(error).encode())
+        except MemoryError:
+            send(output, BAD_VIDEO, f"decoding needs more than {ADDRESS_SPACE_BYTES >> 30} GiB of memory".encode())
+
+
+def limit_resources() -> None:
+    """Bounds what a hostile file can take from the machine, for the whole life of this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+
+
+def limit_cpu(seconds: float) -> None:
+    """Has the kernel end this process when it uses `seconds` more of CPU time, also if its parent is gone by then."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def send(output: BinaryIO, kind: bytes, payload: bytes | memoryview = b"") -> None:
+    """Writes one message."""
+    output.write(HEADER.pack(kind, len(payload)))
+    output.write(payload)
+    output.flush()
+
+
+class Worker:
+    """Answers requests; remembers the index of the last file, since the clips of one video come one after another."""
+
+    def __init__(self) -> None:
+        self._key: tuple | None = None
+        self._index: FrameIndex | None = None
+
+    def answer(self, request: dict[str, Any]) -> Iterator[tuple[bytes, bytes | memoryview]]:
+        """The messages that answer a request: INFO, or as many FRAME as the clip has and END."""
+        limit_cpu(request["cpu_seconds"])
+        limits = VideoLimits(request["max_pixels"], request["max_seconds"])
+        path = request["path"]
+        index = self._index_of(path, limits)
+        if request["clip"] is None:
+            info = index.info
+            fields = info.__dict__ | {"last_time": str(info.last_time), "time_base": str(info.time_base)}
+            yield INFO, json.dumps(fields).encode()
+            return
+        clip = request["clip"]
+        start, fps = Fraction(clip["start"]), Fraction(clip["fps"])
+        for picture in decode_clip(path, ClipRequest(start, fps, *clip["shape"]), index, limits):
+            yield FRAME, picture.data.cast("B")
+        yield END, b""
+
+    def _index_of(self, path: str, limits: VideoLimits) -> FrameIndex:
+        try:
+            status = Path(path).stat()
+        except OSError as error:
+            raise BadVideoError(f"cannot be read: {error.strerror}") from None
+        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, limits)
+        if self._index is None or key != self._key:
+            self._index, self._key = None, key
+            self._index = build_index(path, limits)
+        return self._index
+
+
+if __name__ == "__main__":
+    main()

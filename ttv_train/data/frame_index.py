@@ -1,0 +1,218 @@
+"""The frames of a video by presentation time, from demuxing its packets; and decoding from a key frame on.
+
+Runs in the decoder's child process.
+"""
+
+import bisect
+import struct
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import av
+from av.buffer import Buffer
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from ttv_train.data.probe import (
+    BadVideoError,
+    VideoInfo,
+    VideoLimits,
+    libav_message,
+    open_video,
+    refuse_size,
+    rounding_error,
+)
+
+# The other containers have no header that says how long they are.
+CONTAINERS_THAT_DECLARE_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "flv", "asf"}
+MAX_FRAMES = 1_000_000
+
+
+class SeekError(Exception):
+    """The demuxer went past the key frame that was asked for."""
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """How a decoded picture is turned to stand upright: swap its axes, then reverse its columns and its rows."""
+
+    transposed: bool = False
+    reversed_columns: bool = False
+    reversed_rows: bool = False
+
+
+@dataclass(frozen=True)
+class KeyFrame:
+    """A frame that decoding can start from; timestamps in units of the stream's time base."""
+
+    pts: int
+    seek_timestamp: int
+    """The decoding timestamp, by which demuxers find it."""
+
+
+@dataclass(frozen=True)
+class FrameIndex:
+    """The frames of a file by presentation time."""
+
+    info: VideoInfo
+    pts: array
+    """Sorted timestamps of the frames that are shown, in units of `info.time_base`."""
+    key_frames: list[KeyFrame]
+    """Sorted by `pts`."""
+    orientation: Orientation
+    sample_aspect_ratio: Fraction
+
+    def shown_at(self, time: Fraction) -> int:
+        """Timestamp of the frame shown at `time`, in seconds from the first frame: the last one not after it."""
+        limit = self.pts[0] + int((time + rounding_error(self.info.time_base)) / self.info.time_base)
+        return self.pts[bisect.bisect_right(self.pts, limit) - 1]
+
+    def key_frame_before(self, pts: int) -> KeyFrame:
+        """The last key frame not after the frame `pts`."""
+        return self.key_frames[bisect.bisect_right(self.key_frames, pts, key=lambda key_frame: key_frame.pts) - 1]
+
+    def seconds(self, pts: int) -> float:
+        """Presentation time of `pts`, from the first frame."""
+        return float((pts - self.pts[0]) * self.info.time_base)
+
+
+def build_index(path: str, limits: VideoLimits) -> FrameIndex:
+    """Demuxes every packet of a file and decodes its first frame.
+
+    Raises:
+        BadVideoError: as `open_video`; or the file is truncated, too long or without timestamps, or its first frame is
+            damaged.
+    """
+    with open_video(path, limits) as (container, stream):
+        time_base = stream.time_base
+        if time_base is None:
+            raise BadVideoError("frames without timestamps")
+        pts, key_frames = demux(container, stream)
+        sample_aspect_ratio = stream.sample_aspect_ratio or Fraction(1)
+        container_name, codec = container.format.name, stream.codec_context.name
+    first = first_frame(path, limits)
+    assert first.pts is not None
+    shown = array("q", sorted(value for value in pts if value >= first.pts))
+    last_time = (shown[-1] - shown[0]) * time_base
+    if last_time > limits.max_seconds:
+        raise BadVideoError(
+            f"{float(last_time):.0f} s long, more than dataset.max_video_seconds {limits.max_seconds:g}"
+        )
+    orientation = read_orientation(first)
+    width, height = max(round(first.width * sample_aspect_ratio), 1), first.height
+    refuse_size(width, height, limits)
+    if orientation.transposed:
+        width, height = height, width
+    info = VideoInfo(container_name, codec, width, height, len(shown), last_time, time_base)
+    return FrameIndex(info, shown, key_frames, orientation, sample_aspect_ratio)
+
+
+def demux(container: InputContainer, stream: VideoStream) -> tuple[array, list[KeyFrame]]:
+    """The timestamps of a stream's packets in file order, without those an edit list hides; and its key frames."""
+    pts, key_frames = array("q"), []
+    end = Fraction(0)
+    try:
+        for packet in container.demux():
+            if packet.pts is not None:
+                end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
+            # A packet of no bytes says that the frame before it is shown on.
+            if packet.stream_index != stream.index or packet.size == 0:
+                continue
+            if packet.is_corrupt:
+                raise BadVideoError(f"truncated or damaged after {len(pts)} frames")
+            if packet.pts is None:
+                raise BadVideoError("frames without timestamps")
+            if packet.is_keyframe:
+                key_frames.append(KeyFrame(packet.pts, packet.pts if packet.dts is None else packet.dts))
+            if not packet.is_discard:
+                pts.append(packet.pts)
+            if len(pts) > MAX_FRAMES:
+                raise BadVideoError(f"more than {MAX_FRAMES} frames")
+    except av.FFmpegError as error:
+        raise BadVideoError(f"damaged: {libav_message(error)}") from None
+    if not key_frames:
+        raise BadVideoError("no key frame")
+    refuse_truncated(container, end)
+    return pts, sorted(key_frames, key=lambda key_frame: key_frame.pts)
+
+
+def refuse_truncated(container: InputContainer, end: Fraction) -> None:
+    """Raises BadVideoError if the header promises clearly more than the packets, which end at `end` seconds, hold."""
+    if container.format.name not in CONTAINERS_THAT_DECLARE_LENGTH or container.duration is None:
+        return
+    declared = container.duration / av.time_base
+    present = float(end) - (container.start_time or 0) / av.time_base
+    if declared - present > max(0.5, 0.05 * declared):
+        raise BadVideoError(f"truncated: it holds {present:.2f} s of {declared:.2f} s")
+
+
+def first_frame(path: str, limits: VideoLimits) -> VideoFrame:
+    """The first frame that a player shows. Raises BadVideoError if there is none or it is damaged."""
+    with open_video(path, limits) as (container, stream):
+        for frame in decode_from_key_frame(container, stream):
+            return frame
+    raise BadVideoError("no frame can be decoded")
+
+
+def decode_from_key_frame(
+    container: InputContainer, stream: VideoStream, expected_pts: int | None = None
+) -> Iterator[VideoFrame]:
+    """Decodes on from the next key frame, in presentation order.
+
+    Pictures that follow the key frame in the file but are shown before it may refer to frames before it (an open group
+    of pictures): they are passed over, whether or not they decode.
+
+    Raises:
+        SeekError: the next key frame is shown after `expected_pts`.
+        BadVideoError: a packet or frame shown at or after the key frame is damaged, or time goes backwards.
+    """
+    start: int | None = None
+    last_pts: int | None = None
+    try:
+        for packet in container.demux(stream):
+            if packet.size == 0 and packet.pts is not None:
+                continue
+            if start is None:
+                if not packet.is_keyframe or packet.pts is None:
+                    continue
+                if expected_pts is not None and packet.pts > expected_pts:
+                    raise SeekError
+                start = packet.pts
+            try:
+                frames = packet.decode()
+            except av.FFmpegError:
+                if packet.pts is not None and packet.pts < start:
+                    continue
+                raise
+            for frame in frames:
+                if frame.pts is None:
+                    raise BadVideoError("frames without timestamps")
+                if frame.pts < start:
+                    continue
+                if frame.is_corrupt:
+                    raise BadVideoError("damaged: a frame is marked corrupt")
+                if last_pts is not None and frame.pts < last_pts:
+                    raise BadVideoError("timestamps go backwards")
+                last_pts = frame.pts
+                yield frame
+    except av.FFmpegError as error:
+        raise BadVideoError(f"damaged: {libav_message(error)}") from None
+
+
+def read_orientation(frame: VideoFrame) -> Orientation:
+    """How the decoded picture stands upright, from the file's display matrix.
+
+    The matrix [[a, b], [c, d]], 16.16 fixed point, maps a pixel (x, y) to (a x + c y, b x + d y).
+    """
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if not isinstance(matrix, Buffer):
+        return Orientation()
+    a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))
+    if (a or d) and (b or c):
+        raise BadVideoError("rotated by an angle that is not a multiple of 90 degrees")
+    if b or c:
+        return Orientation(transposed=True, reversed_columns=c < 0, reversed_rows=b < 0)
+    return Orientation(reversed_columns=a < 0, reversed_rows=d < 0)

@@ -1,0 +1,145 @@
+"""Opening a video file under limits and a whitelist, and what is known of it before it is decoded.
+
+Runs in the decoder's child process as well: imports PyAV and the standard library only, so that a child starts quickly.
+"""
+
+import contextlib
+import errno
+import logging
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.stream import VideoStream
+
+CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,ogg,flv,asf"
+TEXT_SNIFF_BYTES = 512
+
+# PyAV attaches libav's last message to the errors it raises only when messages of that level are let through.
+av.logging.set_level(av.logging.ERROR)
+logging.getLogger("libav").addHandler(logging.NullHandler())
+logging.getLogger("libav").propagate = False
+
+
+class BadVideoError(Exception):
+    """A file that cannot give the frames asked of it. The message is the reason, in a few words."""
+
+
+@dataclass(frozen=True)
+class VideoLimits:
+    """What a file may ask for before it is refused."""
+
+    max_pixels: int
+    """Pixels per frame."""
+    max_seconds: float
+    """Length of the video."""
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """What is known of a video before it is decoded."""
+
+    container: str
+    codec: str
+    width: int
+    height: int
+    """Size as displayed: after the sample aspect ratio and the rotation are applied."""
+    num_frames: int
+    """Frames that a player shows."""
+    last_time: Fraction
+    """Presentation time of the last frame in seconds, counted from that of the first."""
+    time_base: Fraction
+    """Unit of the file's timestamps in seconds."""
+
+    @property
+    def frame_rate(self) -> float:
+        """Average frames per second; 0 for a still picture."""
+        return float((self.num_frames - 1) / self.last_time) if self.last_time > 0 else 0.0
+
+    def num_samples(self, fps: Fraction) -> int:
+        """How many frames sampled at `fps` the video gives from its first to its last frame."""
+        return int((self.last_time + rounding_error(self.time_base)) * fps) + 1
+
+
+def rounding_error(time_base: Fraction) -> Fraction:
+    """By how many seconds a timestamp may be late because it was rounded to the file's time base.
+
+    Matroska stores milliseconds, so a 30 fps frame of time 1/15 s is stamped 0.067 s. Half a unit undoes that; where
+    the unit is a whole frame, as in AVI, half a millisecond is allowed.
+    """
+    return min(time_base / 2, Fraction(1, 2000))
+
+
+@contextlib.contextmanager
+def open_video(path: str, limits: VideoLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Opens a file and its video stream, for decoding on one thread.
+
+    Only whitelisted containers are parsed and only local files are opened, so a playlist that is named like a video
+    cannot have other files or addresses read.
+
+    Raises:
+        BadVideoError: the file is empty, not a video, in a container that is not allowed, too large or without video.
+    """
+    refuse_at_sight(Path(path))
+    try:
+        container = av.open(
+            path, options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS}, metadata_errors="replace"
+        )
+    except av.FFmpegError as error:
+        raise BadVideoError(f"not a video, or truncated: {libav_message(error)}") from None
+    with container:
+        stream = container.streams.best("video")
+        if not isinstance(stream, VideoStream) or stream.disposition & Disposition.attached_pic:
+            raise BadVideoError("no video stream")
+        refuse_size(stream.width, stream.height, limits)
+        stream.codec_context.options = {
+            # The decoder's own limit, for streams whose size grows later, leaves room for padding to whole blocks.
+            "max_pixels": str(2 * limits.max_pixels),
+            "err_detect": err_detect(stream.codec_context.name),
+        }
+        stream.codec_context.thread_count = 1
+        yield container, stream
+
+
+def err_detect(codec: str) -> str:
+    """libav's damage checks for a codec.
+
+    `explode` has damage refused where many decoders would only conceal it. H.264 marks concealed frames without it, and
+    with it refuses sound streams with open groups of pictures after a seek.
+    """
+    return "crccheck+bitstream+buffer" if codec == "h264" else "crccheck+bitstream+buffer+explode"
+
+
+def refuse_at_sight(path: Path) -> None:
+    """Raises BadVideoError for what can be told from a video without parsing it."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise BadVideoError("not a regular file")
+        with path.open("rb") as file:
+            head = file.read(TEXT_SNIFF_BYTES)
+    except OSError as error:
+        raise BadVideoError(f"cannot be read: {error.strerror}") from None
+    if not head:
+        raise BadVideoError("zero bytes")
+    if all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in head):
+        raise BadVideoError("a text file, not a video")
+
+
+def refuse_size(width: int, height: int, limits: VideoLimits) -> None:
+    """Raises BadVideoError if a frame of this size may not be allocated."""
+    if width * height > limits.max_pixels:
+        raise BadVideoError(f"{width}x{height} pixels, more than dataset.max_pixels {limits.max_pixels}")
+
+
+def libav_message(error: av.FFmpegError) -> str:
+    """One line: what libav said last, else its name for the error."""
+    if error.errno == errno.ENOMEM:
+        return "it needs more memory than a decoder may use"
+    message = error.log[2] if error.log else error.strerror  # type: ignore[misc]  # PyAV's stub has another shape
+    return " ".join(str(message).split())
