@@ -89,7 +89,7 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     if options.command == "encode":
         from ttv_train import encode
 
-        print(encode.run(config))
+        print_once(encode.run(config))
     elif options.command == "train":
         from ttv_train import train
 
@@ -97,19 +97,24 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     elif options.command == "sample":
         from ttv_train import sample
 
-        for path in sample.run(
+        sample.run(
             config,
             checkpoint=options.checkpoint,
             prompts=options.prompt,
             use_ema=not options.no_ema,
             output=options.output,
-        ):
-            print(path)
+        )
     elif options.command == "export":
         from ttv_train import export
 
-        print(export.run(config, checkpoint=options.checkpoint, output=options.output, use_ema=not options.no_ema))
+        print_once(export.run(config, checkpoint=options.checkpoint, output=options.output, use_ema=not options.no_ema))
     return 0
+
+
+def print_once(result: object) -> None:
+    """Prints on the first rank only; all of them have the same to say."""
+    if os.environ.get("RANK", "0") == "0":
+        print(result)
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
