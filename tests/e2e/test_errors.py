@@ -1,0 +1,67 @@
+"""What a user does wrong is answered by one line that names the key and the mend, with exit code 2."""
+
+import fcntl
+import json
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import launch
+
+
+def refused(*arguments: str, processes: int = 1) -> str:
+    """The one line that a command is refused with."""
+    done = launch(processes, *arguments, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ttv-train: error: ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["--optimizer.learning_rat", "1e-4"], ["optimizer.learning_rat", "did you mean optimizer.learning_rate"]),
+        (["--training.steps", "0"], ["training.steps"]),
+        (["--optimizer.betas", "[0.9"], ["optimizer.betas", "YAML"]),
+        (
+            ["--parallel.sequence.scheme", "ulysses", "--parallel.sequence.degree", "2"],
+            ["sequence.degree 2", "1 process"],
+        ),
+        (["--latents.path", "/nonexistent"], ["latents.path", "ttv-train encode"]),
+        (["--dataset.fps", "4"], ["latents.path", "ttv-train encode"]),
+        (["--model.config.num_layer", "2"], ["num_layer", "num_layers"]),
+        (["--model.path", "/nonexistent", "--model.config", "{}"], ["model.path /nonexistent"]),
+        (["--objective.kind", "flow_matching", "--objective.snr_shift_scale", "3"], ["objective.snr_shift_scale"]),
+    ],
+)
+def test_train_refuses(encoded, run_folder, overrides, expected):
+    line = refused("train", "--config", str(encoded), "--output_dir", str(run_folder), *overrides)
+    assert all(part in line for part in expected), line
+
+
+def test_a_missing_encoder_is_named(encoded, tmp_path):
+    config = yaml.safe_load(encoded.read_text())
+    config["vae"] = {"kind": "diffusers", "path": "/nonexistent/vae"}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    line = refused("encode", "--config", str(path), "--latents.path", str(tmp_path / "latents"))
+    assert "vae.path" in line
+    assert "/nonexistent/vae" in line
+
+
+def test_an_output_folder_in_use_is_named(encoded, run_folder):
+    run_folder.mkdir()
+    with (run_folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(json.dumps({"pid": 4711, "host": "elsewhere"}))
+        lock.flush()
+        line = refused("train", "--config", str(encoded), "--output_dir", str(run_folder))
+    assert "output_dir" in line
+    assert "4711" in line
+
+
+def test_a_batch_that_cannot_be_dealt_is_refused_on_all_ranks(encoded, run_folder):
+    done = launch(3, "train", "--config", str(encoded), "--output_dir", str(run_folder), check=False)
+    assert done.returncode != 0
+    assert "training.global_batch_size 4 cannot be dealt to 3" in done.stderr
