@@ -1,0 +1,79 @@
+import threading
+
+import pytest
+
+from tests.latent_samples import MemoryDataset, make_entry
+from tests.unit.data.test_collate import make_collator
+from ttv_train.data.loader import LatentLoader
+from ttv_train.data.order import DataOrder
+from ttv_train.errors import UserError
+
+
+def make_loader(dataset, *, rank=0, degree=1, micro_batch_size=2, global_batch_size=4, max_bad_fraction=0.5, bad=None):
+    bad = [] if bad is None else bad
+    return LatentLoader(
+        store=dataset,
+        entries=dataset.entries,
+        order=DataOrder(
+            [entry.bucket for entry in dataset.entries], seed=0, digest="d", global_batch_size=global_batch_size
+        ),
+        collator=make_collator(dataset),
+        data_rank=rank,
+        data_degree=degree,
+        micro_batch_size=micro_batch_size,
+        max_bad_fraction=max_bad_fraction,
+        on_bad_sample=lambda entry, reason: bad.append((entry.key, reason)),
+    )
+
+
+def keys(loader, start, stop):
+    return [[key for batch in batches for key in batch.keys] for batches in loader.steps(start, stop)]
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_the_ranks_together_load_the_global_batch_in_order(degree):
+    dataset = MemoryDataset([make_entry(i) for i in range(10)])
+    expected = keys(make_loader(dataset), 0, 6)
+    by_rank = [keys(make_loader(dataset, rank=rank, degree=degree), 0, 6) for rank in range(degree)]
+    assert [sum(parts, []) for parts in zip(*by_rank, strict=True)] == expected
+
+
+def test_starting_later_gives_the_same_batches():
+    dataset = MemoryDataset([make_entry(i) for i in range(10)])
+    assert keys(make_loader(dataset), 4, 8) == keys(make_loader(dataset), 0, 8)[4:]
+
+
+def test_micro_batches_cover_an_uneven_rest():
+    dataset = MemoryDataset([make_entry(i) for i in range(5)])
+    (batches,) = make_loader(dataset, micro_batch_size=3, global_batch_size=5).steps(0, 1)
+    assert [len(batch.keys) for batch in batches] == [3, 2]
+
+
+def test_a_corrupt_sample_is_reported_once_and_replaced_alike_on_every_layout():
+    entries = [make_entry(i) for i in range(8)]
+    bad = []
+    whole = keys(make_loader(MemoryDataset(entries, corrupt=("sample-3",)), bad=bad), 0, 6)
+    halves = [keys(make_loader(MemoryDataset(entries, corrupt=("sample-3",)), rank=r, degree=2), 0, 6) for r in (0, 1)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == whole
+    clean = keys(make_loader(MemoryDataset(entries)), 0, 6)
+    for replaced, original in zip(sum(whole, []), sum(clean, []), strict=True):
+        assert replaced != "sample-3"
+        assert replaced == original or original == "sample-3"
+    assert [key for key, _ in bad] == ["sample-3"]
+    assert "flipped on purpose" in bad[0][1]
+
+
+def test_too_many_corrupt_samples_stop_the_run():
+    entries = [make_entry(i) for i in range(8)]
+    dataset = MemoryDataset(entries, corrupt=tuple(entry.key for entry in entries[:5]))
+    with pytest.raises(UserError, match=r"more than latents\.max_bad_fraction 0\.5"):
+        keys(make_loader(dataset), 0, 6)
+
+
+def test_closing_early_ends_the_thread():
+    dataset = MemoryDataset([make_entry(i) for i in range(8)])
+    steps = make_loader(dataset).steps(0, 10_000)
+    next(steps)
+    steps.close()
+    assert "latent-loader" not in [thread.name for thread in threading.enumerate()]
+    assert len(dataset.reads) < 100
