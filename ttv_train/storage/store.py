@@ -64,12 +64,10 @@ class Store:
                 "or choose another place"
             ) from None
 
-    def delete(self, name: str) -> None:
-        """Removes an object; nothing happens if it is absent."""
-        try:
-            self._filesystem.rm_file(self._path(name))
-        except FileNotFoundError:
-            return
+    def delete_folder(self, name: str) -> None:
+        """Removes every object whose name starts with ``name/``, if there is any."""
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.rm(self._path(name), recursive=True)
 
     def exists(self, name: str) -> bool:
         """Whether the object is there."""

@@ -1,4 +1,5 @@
 import threading
+from itertools import chain
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_the_ranks_together_load_the_global_batch_in_order(degree):
     dataset = MemoryDataset([make_entry(i) for i in range(10)])
     expected = keys(make_loader(dataset), 0, 6)
     by_rank = [keys(make_loader(dataset, rank=rank, degree=degree), 0, 6) for rank in range(degree)]
-    assert [sum(parts, []) for parts in zip(*by_rank, strict=True)] == expected
+    assert [list(chain(*parts)) for parts in zip(*by_rank, strict=True)] == expected
 
 
 def test_starting_later_gives_the_same_batches():
@@ -56,7 +57,7 @@ def test_a_corrupt_sample_is_reported_once_and_replaced_alike_on_every_layout():
     halves = [keys(make_loader(MemoryDataset(entries, corrupt=("sample-3",)), rank=r, degree=2), 0, 6) for r in (0, 1)]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
     clean = keys(make_loader(MemoryDataset(entries)), 0, 6)
-    for replaced, original in zip(sum(whole, []), sum(clean, []), strict=True):
+    for replaced, original in zip(chain(*whole), chain(*clean), strict=True):
         assert replaced != "sample-3"
         assert replaced == original or original == "sample-3"
     assert [key for key, _ in bad] == ["sample-3"]

@@ -24,12 +24,21 @@ def test_reads_ranges_of_what_was_put(store):
     assert (store.exists("shards/a.tar"), store.size("shards/a.tar")) == (True, 10)
 
 
-def test_replaces_and_deletes(store):
+def test_replaces_an_object(store):
     store.put("manifest.json", b"old")
     store.put("manifest.json", b"newer")
     assert store.read("manifest.json") == b"newer"
-    store.delete("manifest.json")
-    store.delete("manifest.json")
+
+
+def test_deletes_a_folder(store):
+    for name in ("units/a", "units/b/c", "units-of-others"):
+        store.put(name, b"x")
+    store.delete_folder("units")
+    store.delete_folder("units")
+    assert [store.exists(name) for name in ("units/a", "units/b/c", "units-of-others")] == [False, False, True]
+
+
+def test_an_absent_object_has_no_size_and_cannot_be_read(store):
     assert (store.exists("manifest.json"), store.size("manifest.json")) == (False, None)
     with pytest.raises(OSError):
         store.read("manifest.json")
