@@ -46,10 +46,11 @@ class DatasetConfig(Section):
     path: str = ""
     """Folder of video clips with captions; see data/README.md for the accepted layouts."""
     fps: float = Field(8.0, gt=0)
-    """Frames per second at which clips are sampled, by presentation time."""
+    """Frames per second at which clips are sampled, by presentation time. A video whose own frame rate is below three
+    quarters of it is dropped, since its frames would repeat."""
     buckets: list[str] = Field(["49x480x720"], min_length=1)
-    """Allowed clip shapes, as frames x height x width. A clip goes to the bucket nearest in aspect ratio that it
-    fills without repeating a frame."""
+    """Allowed clip shapes, as frames x height x width. A video goes to the bucket nearest in aspect ratio among those
+    that it is long enough to fill."""
     max_clips_per_video: int = Field(1, ge=1)
     """Consecutive, non-overlapping clips cut from one video, at most."""
     decoder: Literal["pyav"] = "pyav"

@@ -1,8 +1,8 @@
 """The decoder's child process: ``python -m ttv_train.data.decode_worker``.
 
 Reads requests from standard input, one JSON object a line, and answers on standard output in messages of a kind byte, a
-length and a payload. Nothing that it sends is executed or unpickled by its parent. It limits itself before it opens
-anything: memory, CPU time, open files, no file writes.
+length and a payload. Nothing that it sends is executed or unpickled by its parent. It limits its memory, CPU time and
+open files before it opens anything.
 
 Imports neither torch nor the project's config, so that it starts in a fraction of a second.
 """
@@ -49,7 +49,6 @@ def main() -> None:
 def limit_resources() -> None:
     """Bounds what a hostile file can take from the machine, for the whole life of this process."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
 

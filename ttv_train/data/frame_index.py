@@ -6,8 +6,8 @@ Runs in the decoder's child process.
 import bisect
 import struct
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import av
@@ -31,8 +31,8 @@ CONTAINERS_THAT_DECLARE_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "a
 MAX_FRAMES = 1_000_000
 
 
-class SeekError(Exception):
-    """The demuxer went past the key frame that was asked for."""
+class SeekError(BadVideoError):
+    """The demuxer did not come to a key frame that can be decoded from."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ class Orientation:
 
 @dataclass(frozen=True)
 class KeyFrame:
-    """A frame that decoding can start from; timestamps in units of the stream's time base."""
+    """A frame that decoding can start from."""
 
     pts: int
-    seek_timestamp: int
-    """The decoding timestamp, by which demuxers find it."""
+    position: int | None
+    """Offset in the file."""
+    dts: int | None = field(compare=False)
+    """Decoding timestamp; after a seek, demuxers may give none or another."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ class FrameIndex:
         limit = self.pts[0] + int((time + rounding_error(self.info.time_base)) / self.info.time_base)
         return self.pts[bisect.bisect_right(self.pts, limit) - 1]
 
-    def key_frame_before(self, pts: int) -> KeyFrame:
-        """The last key frame not after the frame `pts`."""
-        return self.key_frames[bisect.bisect_right(self.key_frames, pts, key=lambda key_frame: key_frame.pts) - 1]
+    def key_frames_before(self, pts: int) -> list[KeyFrame]:
+        """The key frames not after the frame `pts`."""
+        return self.key_frames[: bisect.bisect_right(self.key_frames, pts, key=lambda key_frame: key_frame.pts)]
 
     def seconds(self, pts: int) -> float:
         """Presentation time of `pts`, from the first frame."""
@@ -126,7 +128,7 @@ def demux(container: InputContainer, stream: VideoStream) -> tuple[array, list[K
             if packet.pts is None:
                 raise BadVideoError("frames without timestamps")
             if packet.is_keyframe:
-                key_frames.append(KeyFrame(packet.pts, packet.pts if packet.dts is None else packet.dts))
+                key_frames.append(KeyFrame(packet.pts, packet.pos, packet.dts))
             if not packet.is_discard:
                 pts.append(packet.pts)
             if len(pts) > MAX_FRAMES:
@@ -158,7 +160,7 @@ def first_frame(path: str, limits: VideoLimits) -> VideoFrame:
 
 
 def decode_from_key_frame(
-    container: InputContainer, stream: VideoStream, expected_pts: int | None = None
+    container: InputContainer, stream: VideoStream, expected: Collection[KeyFrame] | None = None
 ) -> Iterator[VideoFrame]:
     """Decodes on from the next key frame, in presentation order.
 
@@ -166,7 +168,8 @@ def decode_from_key_frame(
     of pictures): they are passed over, whether or not they decode.
 
     Raises:
-        SeekError: the next key frame is shown after `expected_pts`.
+        SeekError: there is no key frame, or it is none of `expected`. Where a container does not stamp every frame, as
+            MPEG program streams, timestamps after a seek may be guesses other than those seen from the start.
         BadVideoError: a packet or frame shown at or after the key frame is damaged, or time goes backwards.
     """
     start: int | None = None
@@ -178,8 +181,8 @@ def decode_from_key_frame(
             if start is None:
                 if not packet.is_keyframe or packet.pts is None:
                     continue
-                if expected_pts is not None and packet.pts > expected_pts:
-                    raise SeekError
+                if expected is not None and KeyFrame(packet.pts, packet.pos, packet.dts) not in expected:
+                    raise SeekError("no key frame where one was")
                 start = packet.pts
             try:
                 frames = packet.decode()
@@ -200,6 +203,8 @@ def decode_from_key_frame(
                 yield frame
     except av.FFmpegError as error:
         raise BadVideoError(f"damaged: {libav_message(error)}") from None
+    if start is None:
+        raise SeekError("no key frame")
 
 
 def read_orientation(frame: VideoFrame) -> Orientation:

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import av
 import numpy as np
+from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation
+from av.video.stream import VideoStream
 
 from ttv_train.data.frame_index import FrameIndex, Orientation, SeekError, decode_from_key_frame
-from ttv_train.data.probe import BadVideoError, VideoLimits, open_video, refuse_size
+from ttv_train.data.probe import BadVideoError, VideoLimits, libav_message, open_video, refuse_size
 
 # Bicubic in swscale widens its kernel when it shrinks, so it does not alias. The other flags make the result exact and
 # the same on every CPU.
@@ -68,18 +71,29 @@ def choose_frames(path: str, wanted: Sequence[int], index: FrameIndex, limits: V
 
 
 def decode_from(path: str, pts: int, index: FrameIndex, limits: VideoLimits) -> Iterator[VideoFrame]:
-    """Decodes from the last key frame before the frame `pts`; from the start of the file if seeking misses it."""
-    key_frame = index.key_frame_before(pts)
-    if key_frame.pts > index.key_frames[0].pts:
+    """Decodes from the last key frame before the frame `pts`; from the start of the file if it cannot be sought."""
+    key_frames = index.key_frames_before(pts)
+    # MP4 is sought by presentation time, AVI and MPEG streams by decoding time.
+    for timestamp in (key_frames[-1].pts, key_frames[-1].dts):
+        if len(key_frames) == 1 or timestamp is None:
+            continue
         with open_video(path, limits) as (container, stream):
-            container.seek(key_frame.seek_timestamp, stream=stream)
             try:
-                yield from decode_from_key_frame(container, stream, key_frame.pts)
+                seek(container, stream, timestamp)
+                yield from decode_from_key_frame(container, stream, set(key_frames))
                 return
             except SeekError:
-                pass
+                continue
     with open_video(path, limits) as (container, stream):
         yield from decode_from_key_frame(container, stream)
+
+
+def seek(container: InputContainer, stream: VideoStream, timestamp: int) -> None:
+    """Moves before the packet of a timestamp. Raises SeekError if the container cannot."""
+    try:
+        container.seek(timestamp, stream=stream)
+    except av.FFmpegError as error:
+        raise SeekError(libav_message(error)) from None
 
 
 def render(frame: VideoFrame, index: FrameIndex, height: int, width: int, limits: VideoLimits) -> np.ndarray:

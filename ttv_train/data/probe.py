@@ -69,10 +69,10 @@ class VideoInfo:
 def rounding_error(time_base: Fraction) -> Fraction:
     """By how many seconds a timestamp may be late because it was rounded to the file's time base.
 
-    Matroska stores milliseconds, so a 30 fps frame of time 1/15 s is stamped 0.067 s. Half a unit undoes that; where
-    the unit is a whole frame, as in AVI, half a millisecond is allowed.
+    Matroska stores milliseconds, so the frame of time 1/15 s is stamped 0.067 s. Half a unit undoes that. Units longer
+    than a millisecond are frame periods, in which timestamps are exact.
     """
-    return min(time_base / 2, Fraction(1, 2000))
+    return time_base / 2 if time_base <= Fraction(1, 1000) else Fraction(0)
 
 
 @contextlib.contextmanager
