@@ -75,3 +75,14 @@ def write_video(
             mux(stream.encode(frame))
         mux(stream.encode())
     return path
+
+
+def damage_frame(path: Path, number: int) -> None:
+    """Overwrites most of the packet of frame `number`, which is a key frame, in a file of 24 frames per second."""
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    (packet,) = (packet for packet in packets if packet.pts * packet.time_base == Fraction(number, 24))
+    assert packet.is_keyframe
+    data = bytearray(path.read_bytes())
+    data[packet.pos + 8 : packet.pos + packet.size] = b"\xff" * (packet.size - 8)
+    path.write_bytes(data)

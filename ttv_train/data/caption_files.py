@@ -57,7 +57,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
                 continue
             origin = f"{path.name}:{number}"
             try:
-                columns = json.loads(line)
+                columns = json.loads(line.strip())
             except json.JSONDecodeError as error:
                 yield Row(origin, None, None, f"malformed JSON: {error.msg} at column {error.colno}")
             except (ValueError, RecursionError):

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from ttv_train.data.frame_index import FrameIndex, build_index
 from ttv_train.data.frames import ClipRequest, decode_clip
-from ttv_train.data.probe import BadVideoError, VideoLimits
+from ttv_train.data.probe import BadVideoError, VideoLimits, keep_libav_messages
 
 HEADER = struct.Struct("!cI")
 READY, INFO, FRAME, END, BAD_VIDEO = b"R", b"I", b"F", b"E", b"B"
@@ -31,6 +31,7 @@ OPEN_FILES = 64
 def main() -> None:
     """Answers requests until standard input ends."""
     limit_resources()
+    keep_libav_messages()
     # Whatever a library prints must not end up among the messages.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

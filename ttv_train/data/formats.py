@@ -142,7 +142,7 @@ def check_caption(caption: object) -> str:
     if caption is None:
         raise BadRow("missing caption")
     if not isinstance(caption, str):
-        raise BadRow(f"the caption is a {type(caption).__name__}, not text")
+        raise BadRow("the caption is not text")
     try:
         num_bytes = len(caption.encode())
     except UnicodeEncodeError:

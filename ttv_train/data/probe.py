@@ -20,11 +20,6 @@ from av.video.stream import VideoStream
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,ogg,flv,asf"
 TEXT_SNIFF_BYTES = 512
 
-# PyAV attaches libav's last message to the errors it raises only when messages of that level are let through.
-av.logging.set_level(av.logging.ERROR)
-logging.getLogger("libav").addHandler(logging.NullHandler())
-logging.getLogger("libav").propagate = False
-
 
 class BadVideoError(Exception):
     """A file that cannot give the frames asked of it. The message is the reason, in a few words."""
@@ -135,6 +130,13 @@ def refuse_size(width: int, height: int, limits: VideoLimits) -> None:
     """Raises BadVideoError if a frame of this size may not be allocated."""
     if width * height > limits.max_pixels:
         raise BadVideoError(f"{width}x{height} pixels, more than dataset.max_pixels {limits.max_pixels}")
+
+
+def keep_libav_messages() -> None:
+    """Has PyAV attach libav's last message to the errors it raises, instead of printing it."""
+    av.logging.set_level(av.logging.ERROR)
+    logging.getLogger("libav").addHandler(logging.NullHandler())
+    logging.getLogger("libav").propagate = False
 
 
 def libav_message(error: av.FFmpegError) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from av.video.reformatter import Interpolation
 
-from tests.video_files import SAMPLE, frame_numbers, picture, write_video
+from tests.video_files import SAMPLE, damage_frame, frame_numbers, picture, write_video
 from ttv_train.config import DatasetConfig
 from ttv_train.data import decoder_process
 from ttv_train.data.clips import Clip
@@ -245,19 +245,16 @@ def test_playlists_are_never_followed(decoder, tmp_path):
 
 def test_damage_costs_the_clips_that_it_reaches(decoder, tmp_path):
     path = write_video(tmp_path / "damaged.mp4", num_frames=48, options={"g": "12", "sc_threshold": "0"})
-    with av.open(str(path)) as container:
-        packets = [packet for packet in container.demux(video=0) if packet.size]
-        damaged = next(packet for packet in packets if packet.pts == round(24 / 24 * 90000))
-    assert damaged.is_keyframe
-    data = bytearray(path.read_bytes())
-    data[damaged.pos + 8 : damaged.pos + damaged.size] = b"\xff" * (damaged.size - 8)
-    path.write_bytes(data)
-    decode = [make_clip(path, (12, *SIZE), 24.0, start) for start in (0.0, 0.5, 1.0, 1.5)]
-    assert frame_numbers(decoder.decode(decode[0]).numpy()) == list(range(12))
-    assert frame_numbers(decoder.decode(decode[1]).numpy()) == list(range(12, 24))
+    damage_frame(path, 24)
+    clips = [make_clip(path, (12, *SIZE), 24.0, start) for start in (0.0, 0.5, 1.0, 1.5)]
+    assert frame_numbers(decoder.decode(clips[0]).numpy()) == list(range(12))
+    assert frame_numbers(decoder.decode(clips[1]).numpy()) == list(range(12, 24))
     with pytest.raises(BadVideoError, match="damaged"):
-        decoder.decode(decode[2])
-    assert frame_numbers(decoder.decode(decode[3]).numpy()) == list(range(36, 48))
+        decoder.decode(clips[2])
+    assert frame_numbers(decoder.decode(clips[3]).numpy()) == list(range(36, 48))
+    # The picture at 26 decodes without an error, from a key frame that does not.
+    with pytest.raises(BadVideoError, match="damaged"):
+        decoder.decode(make_clip(path, (1, *SIZE), 24.0, 26 / 24))
 
 
 def test_limits_are_checked_before_anything_is_decoded(tmp_path):
