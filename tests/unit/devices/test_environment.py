@@ -34,7 +34,8 @@ def test_cpu_needs_nothing():
 
 
 def test_the_environment_is_prepared_without_importing_torch():
-    code = "import sys; from ttv_train.devices import prepare_environment as p; p('auto'); print('torch' in sys.modules)"
+    code = "import sys; from ttv_train.devices import prepare_environment as prepare; prepare('auto')"
+    code += "; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert printed.stdout.strip() == "False"
 
