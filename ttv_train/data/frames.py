@@ -15,7 +15,7 @@ from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 
 from ttv_train.data.frame_index import FrameIndex, Orientation, SeekError, decode_from_key_frame
-from ttv_train.data.probe import BadVideoError, VideoLimits, libav_message, open_video, refuse_size
+from ttv_train.data.probe import BadVideoError, VideoLimits, libav_message, open_video, refuse_size, rounding_error
 
 # Bicubic in swscale widens its kernel when it shrinks, so it does not alias. The other flags make the result exact and
 # the same on every CPU.
@@ -40,9 +40,12 @@ def decode_clip(path: str, request: ClipRequest, index: FrameIndex, limits: Vide
     Frame k is the one that a player shows at time start + k / fps.
 
     Raises:
-        BadVideoError: damage between the key frame before the clip and its last frame.
+        BadVideoError: damage between the key frame before the clip and its last frame; or the video ends before that.
     """
-    wanted = [index.shown_at(request.start + k / request.fps) for k in range(request.num_frames)]
+    times = [request.start + k / request.fps for k in range(request.num_frames)]
+    if times[-1] > index.info.last_time + rounding_error(index.info.time_base):
+        raise BadVideoError("the video ends before the clip does")
+    wanted = [index.shown_at(time) for time in times]
     picture: np.ndarray | None = None
     picture_pts: int | None = None
     for frame in choose_frames(path, wanted, index, limits):

@@ -164,6 +164,14 @@ def test_shrinking_does_not_alias(decoder, tmp_path):
     assert np.abs(frame[:, 1:-1].astype(int) - 127).max() < 16
 
 
+def test_a_clip_beyond_the_end_is_refused(decoder):
+    frames = decoder.probe(SAMPLE / "dog.mp4").num_samples(Fraction(8))
+    assert len(decoder.decode(make_clip(SAMPLE / "dog.mp4", (frames, 90, 160)))) == frames
+    for clip in ((frames + 1, 0.0), (frames, 0.125)):
+        with pytest.raises(BadVideoError, match="ends before the clip"):
+            decoder.decode(make_clip(SAMPLE / "dog.mp4", (clip[0], 90, 160), start_seconds=clip[1]))
+
+
 def test_the_right_video_stream_of_a_file_with_sound_first(decoder, tmp_path):
     path = tmp_path / "sound.mp4"
     with av.open(str(path), "w") as container:
