@@ -272,9 +272,8 @@ def commit(
     ]
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    quarantine = Quarantine(output / "quarantine.jsonl")
-    for row in rejected:
-        quarantine.add(row)
+    # What has been mended since the last time leaves the file; what training has found stays.
+    Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
     if not entries:
         raise UserError(
             f"dataset.path {config.dataset.path}: no clip could be encoded; {output / 'quarantine.jsonl'} says why"
