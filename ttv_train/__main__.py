@@ -1,7 +1,6 @@
 """``python -m ttv_train``, which launchers start."""
 
-import sys
+from ttv_train.cli import entry_point
 
-from ttv_train.cli import main
-
-sys.exit(main())
+if __name__ == "__main__":
+    entry_point()

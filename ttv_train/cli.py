@@ -70,6 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def entry_point() -> None:
+    """The console script. On an error it ends the process at once, because native threads of a process group that has
+    just been left can abort an orderly shutdown and turn exit code 2 into a crash."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of the output, such as `head`, has seen enough.
+        code = 1
+    sys.stderr.flush()
+    if code:
+        os._exit(code)
+
+
 def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     """Calls the function of the chosen command. Raises UserError for anything wrong with its input."""
     if options.command == "report":
