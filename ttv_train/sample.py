@@ -100,9 +100,12 @@ def run(
             compute_dtype=compute_dtype,
             config=config.sampling,
         )
-        return sampler.write_videos(
-            requests, run_folder, output or step_folder(run_folder, checkpoint_step(checkpoint))
-        )
+        folder = output or step_folder(run_folder, checkpoint_step(checkpoint))
+        paths = sampler.write_videos(requests, run_folder, folder)
+        if mesh.is_main:
+            for request, path in zip(requests, paths, strict=True):
+                print(f"{path}: {request.text}")
+        return paths
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,6 @@ class Sampler:
             reference=self._write_reference(prompt, run_folder),
         )
         write_video(folder / row.file, video, prompt.fps)
-        logger.info("%s: %s", folder / row.file, prompt.text)
         return row
 
     def _write_reference(self, prompt: Prompt, run_folder: Path) -> str | None:

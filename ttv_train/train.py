@@ -43,7 +43,7 @@ from ttv_train.monitor.metrics import MetricsLog
 from ttv_train.monitor.progress import TrainingProgress
 from ttv_train.monitor.samples import step_folder
 from ttv_train.monitor.step_timer import StepTimer
-from ttv_train.monitor.summary import write_summary
+from ttv_train.monitor.summary import describe, write_summary
 from ttv_train.parallel import collectives
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
@@ -231,7 +231,7 @@ class Trainer:
             done, last = step + 1, step + 1 == config.training.steps
 
             progress.update(record)
-            if last or done % config.tracking.every_steps == 0:
+            if last or result.stop_requested or done % config.tracking.every_steps == 0:
                 metrics.log(done, "train", record)
             skipped_in_a_row = skipped_in_a_row + 1 if result.skipped else 0
             if skipped_in_a_row > config.training.max_skipped_steps:
@@ -374,14 +374,14 @@ class Trainer:
         peak = torch.tensor([self.backend.peak_memory_bytes()], dtype=torch.int64, device=self.mesh.device)
         dist.all_reduce(peak, dist.ReduceOp.MAX)
         if self.mesh.is_main:
-            write_summary(
+            summary = write_summary(
                 self.output,
                 self.config,
                 world_size=self.mesh.world_size,
                 peak_memory_bytes=int(peak),
                 clips={"encoded": len(self.store.entries), "quarantined": self.store.num_quarantined},
             )
-            write_report(self.output)
+            print(f"{describe(summary)}; see {write_report(self.output)}")
 
     def _quarantine_sample(self, entry: LatentEntry, reason: str) -> None:
         # The ranks of one sequence-parallel group read the same samples; one of them reports.
