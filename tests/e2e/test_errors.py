@@ -65,3 +65,19 @@ def test_a_batch_that_cannot_be_dealt_is_refused_on_all_ranks(encoded, run_folde
     done = launch(3, "train", "--config", str(encoded), "--output_dir", str(run_folder), check=False)
     assert done.returncode != 0
     assert "training.global_batch_size 4 cannot be dealt to 3" in done.stderr
+
+
+def test_steps_that_are_not_finite_are_skipped_by_all_ranks_and_then_stop_the_run(encoded, run_folder):
+    done = launch(
+        2,
+        *("train", "--config", str(encoded), "--output_dir", str(run_folder)),
+        *("--optimizer.learning_rate", "1e30", "--training.max_skipped_steps", "2", "--checkpoint.every_steps", "100"),
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "not finite in 3 steps in a row" in done.stderr
+    assert "optimizer.learning_rate" in done.stderr
+    records = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    skipped = [record["skipped"] for record in records if record["kind"] == "train"]
+    assert skipped == [False, True, True, True]
+    assert [record["loss"] for record in records if record["kind"] == "train"][1:] == [None, None, None]
