@@ -15,21 +15,24 @@ def one_process(encoded, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("processes", "sequence", "extra"),
+    ("processes", "scheme", "degree", "extra"),
     [
-        (2, 2, []),
-        (2, 1, ["--training.micro_batch_size", "1"]),
-        (4, 2, ["--parallel.activation_checkpointing", "true", "--parallel.reshard_after_forward", "false"]),
+        (2, "ulysses", 2, []),
+        (2, "none", 1, ["--training.micro_batch_size", "1"]),
+        (4, "ulysses", 2, ["--parallel.activation_checkpointing", "true", "--parallel.reshard_after_forward", "false"]),
+        (2, "ring", 2, []),
+        (4, "usp", 4, ["--parallel.sequence.ulysses_degree", "2"]),
     ],
-    ids=["ulysses-2", "data-2", "data-2-ulysses-2"],
+    ids=["ulysses-2", "data-2", "data-2-ulysses-2", "ring-2", "usp-2x2"],
 )
-def test_every_layout_has_the_same_loss_at_every_step(one_process, encoded, run_folder, processes, sequence, extra):
-    scheme = "ulysses" if sequence > 1 else "none"
+def test_every_layout_has_the_same_loss_at_every_step(
+    one_process, encoded, run_folder, processes, scheme, degree, extra
+):
     launch(
         processes,
         "train",
         *("--config", str(encoded), "--output_dir", str(run_folder), "--training.steps", str(STEPS)),
-        *("--parallel.sequence.scheme", scheme, "--parallel.sequence.degree", str(sequence)),
+        *("--parallel.sequence.scheme", scheme, "--parallel.sequence.degree", str(degree)),
         *extra,
     )
     curve = losses(run_folder)
