@@ -63,7 +63,7 @@ def read_quarantine(path: Path) -> list[QuarantineRow]:
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            rows.append(QuarantineRow(**json.loads(line)))
+            rows.append(QuarantineRow(**json.loads(line.decode(errors="replace"))))
         except (ValueError, TypeError):
             continue
     return rows

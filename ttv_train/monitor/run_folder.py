@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ttv_train.data.quarantine import read_quarantine
 from ttv_train.errors import UserError
 from ttv_train.monitor.metrics import read_metrics
 from ttv_train.monitor.samples import SampledVideo, read_samples
@@ -59,7 +60,7 @@ def read_run(run_dir: Path) -> RunFolder:
         samples=read_samples(run_dir),
         summary=_read_object(run_dir / "summary.json", notes),
         environment=_read_object(run_dir / "environment.json", notes),
-        quarantine=_read_quarantine(run_dir / "quarantine.jsonl"),
+        quarantine=[asdict(row) for row in read_quarantine(run_dir / "quarantine.jsonl")],
         config_text=config_text,
         config=config if isinstance(config, dict) else {},
         notes=notes,
@@ -85,15 +86,3 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
         return content
     notes.append(f"{path.name} is damaged and left out.")
     return {}
-
-
-def _read_quarantine(path: Path) -> list[Record]:
-    rows: list[Record] = []
-    for line in _read_text(path).split("\n"):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
