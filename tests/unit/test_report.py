@@ -121,7 +121,8 @@ def test_damaged_parts_are_left_out_and_named(tmp_path):
     (run / "summary.json").write_text("{")
     (run / "environment.json").write_text("[1]")
     (run / "config.resolved.yaml").write_text("a: [")
-    (run / "quarantine.jsonl").write_bytes(b'{"name": "\xff.mp4"}\nnot json\n[]\n{"na')
+    row = b'{"name": "\xff.mp4", "reason": "zero bytes", "stage": "probe"}'
+    (run / "quarantine.jsonl").write_bytes(row + b'\n{"name": "a.mp4"}\nnot json\n[]\n{"na')
     with (run / "metrics.jsonl").open("a") as file:
         file.write(
             '{"step": 5, "kind": "train", "loss": "text", "bucket": 3, "step_seconds": 1, "communication": []}\n'
