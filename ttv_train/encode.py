@@ -25,6 +25,7 @@ from ttv_train.data.manifest import (
     LatentIndex,
     Manifest,
     StoredObject,
+    is_intact,
     is_stored,
     put_index,
     put_manifest,
@@ -160,7 +161,7 @@ def committed(
     shards = {shard.name: shard for shard in manifest.shards if is_stored(store, shard)}
     fresh = {entry.key: entry for entry in index.entries if entry.key in wanted and entry.shard in shards}
     same_text_encoder = index.text_encoder_fingerprint == text_encoder_fingerprint
-    keeps_null_prompt = same_text_encoder and is_stored(store, manifest.null_prompt)
+    keeps_null_prompt = same_text_encoder and is_intact(store, manifest.null_prompt)
     return fresh, shards, manifest.null_prompt if keeps_null_prompt else None
 
 

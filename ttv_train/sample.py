@@ -135,7 +135,9 @@ def stored_prompts(store: LatentDataset, entries: Sequence[LatentEntry]) -> list
         try:
             stored = store.read(entry)
         except CorruptSampleError as error:
-            raise UserError(f"latents.path {store.path}: {error}; run `ttv-train encode` again to repair it") from None
+            raise UserError(
+                f"latents.path {store.path}: {error}; remove {entry.shard} and run `ttv-train encode` again"
+            ) from None
         prompts.append(
             Prompt(
                 text=entry.caption,

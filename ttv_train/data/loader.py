@@ -108,5 +108,6 @@ class LatentLoader:
         if len(self._bad) > self.max_bad_fraction * len(self.entries):
             raise UserError(
                 f"latents.path {self.store.path}: {len(self._bad)} of {len(self.entries)} samples are corrupt, more "
-                f"than latents.max_bad_fraction {self.max_bad_fraction}; run `ttv-train encode` again to repair them"
+                f"than latents.max_bad_fraction {self.max_bad_fraction}; remove {entry.shard} and run `ttv-train "
+                "encode` again, which renews its samples"
             )

@@ -139,12 +139,17 @@ def read_object(store: Store, stored: StoredObject) -> bytes:
 
 
 def put_object(store: Store, prefix: str, suffix: str, content: bytes) -> StoredObject:
-    """Stores `content` under a name made of its digest, unless it is there already."""
+    """Stores `content` under a name made of its digest, unless it is there already, undamaged."""
     digest = hashlib.sha256(content).hexdigest()
     stored = StoredObject(f"{prefix}{digest[:32]}{suffix}", len(content), digest)
-    if not is_stored(store, stored):
+    if not is_intact(store, stored):
         store.put(stored.name, content)
     return stored
+
+
+def is_intact(store: Store, stored: StoredObject) -> bool:
+    """Whether an object is there with the bytes that were written; reads all of them."""
+    return is_stored(store, stored) and hashlib.sha256(store.read(stored.name)).hexdigest() == stored.sha256
 
 
 def is_stored(store: Store, stored: StoredObject) -> bool:
