@@ -50,7 +50,7 @@ from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.report import write_report
 from ttv_train.sample import Sampler, stored_prompts
 from ttv_train.step import StepResult, TrainStep
-from ttv_train.validate import split_holdout, validation_batches, validation_loss
+from ttv_train.validate import read_holdout, split_holdout, validation_batches, validation_loss
 
 logger = logging.getLogger(__name__)
 
@@ -190,9 +190,10 @@ class Trainer:
         )
 
         # Validation.
-        self.held_out = held_out
+        samples = read_holdout(self.store, held_out, self._quarantine_sample)
+        self.held_out = [sample.entry for sample in samples]
         self.validation_batches = validation_batches(
-            self.store, held_out, replace(collator, caption_dropout=0.0), training.micro_batch_size
+            samples, replace(collator, caption_dropout=0.0), training.micro_batch_size
         )
         self.sampler: Sampler | None = None
         if config.validation.num_videos and not dry_run:

@@ -1,6 +1,6 @@
 """The validation loss: fixed clips, fixed timesteps, fixed noise, so that two numbers differ by the weights alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,9 +9,11 @@ from torch import nn
 from ttv_train.config import ValidationConfig
 from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.dataset import LatentDataset
-from ttv_train.data.shards import LatentEntry
+from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample
 from ttv_train.diffusion.base import Objective
+from ttv_train.errors import UserError
 from ttv_train.models.base import ModelFamily
+from ttv_train.parallel.agreement import on_all_ranks
 from ttv_train.parallel.mesh import ParallelMesh
 from ttv_train.parallel.rng import keyed_permutation
 from ttv_train.parallel.sequence.base import SequenceParallel
@@ -42,15 +44,43 @@ def split_holdout(
     return training, [held_out[i] for i in sorted(order[: config.max_clips])]
 
 
-def validation_batches(
-    store: LatentDataset, entries: Sequence[LatentEntry], collator: Collator, micro_batch_size: int
-) -> list[Batch]:
+def read_holdout(
+    dataset: LatentDataset, entries: Sequence[LatentEntry], on_bad_sample: Callable[[LatentEntry, str], None]
+) -> list[LatentSample]:
+    """The validation samples, on all ranks together. One that any rank cannot read is reported and left out on all.
+
+    Raises:
+        UserError: on every rank, if there is nothing to validate on.
+    """
+    samples: dict[str, LatentSample] = {}
+    problems: dict[str, str] = {}
+
+    def read() -> dict[str, str]:
+        for entry in entries:
+            try:
+                samples[entry.key] = dataset.read(entry)
+            except CorruptSampleError as error:
+                problems[entry.key] = str(error)
+        return problems
+
+    for reported in on_all_ranks(read):
+        problems.update(reported)
+    for entry in entries:
+        if entry.key in problems:
+            on_bad_sample(entry, problems[entry.key])
+    good = [samples[entry.key] for entry in entries if entry.key not in problems]
+    if not good:
+        raise UserError("validation.holdout: no clip that qualifies can be read; use another holdout, or encode again")
+    return good
+
+
+def validation_batches(samples: Sequence[LatentSample], collator: Collator, micro_batch_size: int) -> list[Batch]:
     """Batches of equal buckets; their noise is keyed by the sample alone, so it is the same at every validation."""
     batches = []
-    for bucket in sorted({entry.bucket for entry in entries}):
-        members = [entry for entry in entries if entry.bucket == bucket]
+    for bucket in sorted({sample.entry.bucket for sample in samples}):
+        members = [sample for sample in samples if sample.entry.bucket == bucket]
         for start in range(0, len(members), micro_batch_size):
-            chunk = [store.read(entry) for entry in members[start : start + micro_batch_size]]
+            chunk = members[start : start + micro_batch_size]
             batches.append(collator(chunk, step=-1, slots=[0] * len(chunk)))
     return batches
 

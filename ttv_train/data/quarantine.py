@@ -32,7 +32,9 @@ class Quarantine:
         return len(self._known)
 
     def add(self, row: QuarantineRow) -> None:
-        """Writes a row unless the file has one of this name and reason."""
+        """Writes a row unless the file has one of this name and reason, also from another process."""
+        if (row.name, row.reason) not in self._known:
+            self._known |= {(other.name, other.reason) for other in read_quarantine(self._path)}
         if (row.name, row.reason) in self._known:
             return
         self._known.add((row.name, row.reason))
