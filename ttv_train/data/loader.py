@@ -99,6 +99,11 @@ class LatentLoader:
                     return self.store.read(entry)
                 except CorruptSampleError as error:
                     self._report(entry, str(error))
+            if attempt == self.order.num_members(batch.bucket):
+                raise UserError(
+                    f"latents.path {self.store.path}: not one sample of bucket {'x'.join(map(str, batch.bucket))} can "
+                    f"be read; remove {entry.shard} and run `ttv-train encode` again"
+                )
             index, attempt = self.order.replacement(batch, slot, attempt), attempt + 1
 
     def _report(self, entry: LatentEntry, reason: str) -> None:

@@ -53,6 +53,10 @@ class DataOrder:
         bucket, indices = self._cached_batches[position]
         return GlobalBatch(step, epoch, bucket, tuple(indices.tolist()))
 
+    def num_members(self, bucket: Bucket) -> int:
+        """Entries of one bucket."""
+        return len(self._members[bucket])
+
     def replacement(self, batch: GlobalBatch, slot: int, attempt: int) -> int:
         """Stands in for a sample of `batch` that cannot be read: a function of its place and the attempt alone."""
         members = self._members[batch.bucket]

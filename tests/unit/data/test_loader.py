@@ -71,6 +71,13 @@ def test_too_many_corrupt_samples_stop_the_run():
         keys(make_loader(dataset), 0, 6)
 
 
+def test_a_bucket_without_a_readable_sample_stops_the_run():
+    entries = [make_entry(i) for i in range(20)] + [make_entry(99, bucket=(8, 32, 48))]
+    loader = make_loader(MemoryDataset(entries, corrupt=("sample-99",)))
+    with pytest.raises(UserError, match="not one sample of bucket 8x32x48 can be read"):
+        keys(loader, 0, 6)
+
+
 def test_closing_early_ends_the_thread():
     dataset = MemoryDataset([make_entry(i) for i in range(8)])
     steps = make_loader(dataset).steps(0, 10_000)
