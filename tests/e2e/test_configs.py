@@ -1,0 +1,44 @@
+"""Every shipped config loads, and builds and takes a step once its weights are swapped for a tiny model."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import REPOSITORY, TINY_RUN, launch
+from ttv_train.config import load_config, save_config
+
+TRAIN_CONFIGS = sorted((REPOSITORY / "configs/train").glob("*.yaml"))
+WEIGHTS = ("vae", "text_encoder", "model", "device")
+"""Sections that name weights or hardware, which tests do not have."""
+
+
+@pytest.mark.parametrize("path", TRAIN_CONFIGS, ids=lambda path: path.stem)
+def test_a_train_config_loads_and_survives_being_saved(path, tmp_path):
+    config = load_config(path)
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_config(tmp_path / "saved.yaml") == config
+
+
+@pytest.mark.parametrize("path", TRAIN_CONFIGS, ids=lambda path: path.stem)
+def test_a_train_config_takes_a_step(path, tmp_path):
+    content = yaml.safe_load(path.read_text())
+    content |= {section: TINY_RUN[section] for section in WEIGHTS}
+    content["dataset"]["buckets"] = TINY_RUN["dataset"]["buckets"]
+    content["parallel"]["sequence"] = {"scheme": "none"}
+    content["training"]["global_batch_size"] = 2
+    content["output_dir"] = str(tmp_path / "run")
+    content["latents"]["path"] = str(tmp_path / "latents")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    done = launch(1, "train", "--config", str(tmp_path / "config.yaml"), "--dry-run")
+    assert "dry run: 1 process(es)" in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs/accelerate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_accelerate_config_is_one(path: Path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(path))
+    assert config.num_processes == 8
+    assert config.mixed_precision == "no"
