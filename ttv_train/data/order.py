@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,15 +43,13 @@ class DataOrder:
         self._members = {bucket: np.array(members[bucket], dtype=np.int64) for bucket in sorted(members)}
         self.batches_per_epoch = sum(-(-len(indices) // global_batch_size) for indices in members.values())
         self.repeated_per_epoch = self.batches_per_epoch * global_batch_size - len(buckets)
-        self._cached_epoch = -1
-        self._cached_batches: list[tuple[Bucket, np.ndarray]] = []
+        # The loader's thread is an epoch ahead of the training loop at times.
+        self._batches_of = lru_cache(maxsize=2)(self._epoch_batches)
 
     def batch(self, step: int) -> GlobalBatch:
-        """The global batch of optimizer step `step`, counted from 0."""
+        """The global batch of optimizer step `step`, counted from 0. May be called from several threads."""
         epoch, position = divmod(step, self.batches_per_epoch)
-        if epoch != self._cached_epoch:
-            self._cached_batches, self._cached_epoch = self._epoch_batches(epoch), epoch
-        bucket, indices = self._cached_batches[position]
+        bucket, indices = self._batches_of(epoch)[position]
         return GlobalBatch(step, epoch, bucket, tuple(indices.tolist()))
 
     def num_members(self, bucket: Bucket) -> int:

@@ -1,4 +1,5 @@
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -39,6 +40,14 @@ def test_the_order_is_a_function_of_seed_digest_and_step():
     assert indices(steps=range(29, -1, -1)) == indices()[::-1]  # addressed, not consumed
     assert indices(seed=1) != indices()
     assert indices(digest="e") != indices()
+
+
+def test_threads_in_different_epochs_do_not_disturb_each_other():
+    order = DataOrder(BUCKETS * 2, seed=0, digest="d", global_batch_size=1)
+    expected = [order.batch(step) for step in range(600)]
+    with ThreadPoolExecutor(4) as pool:
+        passes = list(pool.map(lambda _: [order.batch(step) for step in range(600)], range(4)))
+    assert passes == [expected] * 4
 
 
 def test_epochs_differ():
