@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from ttv_train.data.clips import Clip
-from ttv_train.data.formats import VideoSource
-from ttv_train.data.quarantine import QuarantineRow
 
 from ttv_train.config import DatasetConfig, RunConfig, parse_config
+from ttv_train.data.clips import Clip
+from ttv_train.data.formats import VideoSource
 from ttv_train.data.probe import BadVideoError
+from ttv_train.data.quarantine import QuarantineRow
 from ttv_train.parallel.rng import keyed_generator
 
 BUCKETS = ["4x16x24", "4x24x16"]
