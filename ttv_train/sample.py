@@ -136,7 +136,7 @@ def stored_prompts(store: LatentDataset, entries: Sequence[LatentEntry]) -> list
             stored = store.read(entry)
         except CorruptSampleError as error:
             raise UserError(
-                f"latents.path {store.path}: {error}; remove {entry.shard} and run `ttv-train encode` again"
+                f"latents.path {store.path}: {error}; remove {error.shard} and run `ttv-train encode` again"
             ) from None
         prompts.append(
             Prompt(
