@@ -1,6 +1,7 @@
 """The command line: thin calls. Heavy imports happen inside the commands, after the allocator's environment is set."""
 
 import argparse
+import contextlib
 import ctypes
 import logging
 import os
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttv_train.config import DatasetConfig, RunConfig, apply_overrides, load_config, parse_config
+from ttv_train.config import DatasetConfig, RunConfig, apply_overrides, load_config, parse_bucket, parse_config
 from ttv_train.devices import prepare_environment
 from ttv_train.errors import UserError
 
@@ -47,7 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--output", type=Path, required=True, help="folder to write; must not exist")
     export.add_argument("--no-ema", action="store_true", help="export the raw weights instead of their average")
     check = commands.add_parser(
-        "check-data", help="Show what each file of a dataset folder becomes, or why it is dropped."
+        "check-data",
+        help="Show what each file of a dataset folder becomes, or why it is dropped.",
+        allow_abbrev=False,
     )
     check.add_argument("folder", help="dataset folder")
     check.add_argument("--config", help="take the dataset section of this run; default: the section's defaults")
@@ -58,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, or 2 for a mistake that the user can mend."""
+    """Runs one command; returns the exit code: 0, 1 if check-data finds nothing to train on, or 2 for a mistake that
+    the user can mend."""
     rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(rest)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -74,12 +78,9 @@ def entry_point() -> None:
     """The console script. It ends the process without an interpreter shutdown: the native threads of a process group
     that has been left may still be ending, and destroying them then aborts the process in some runs of a hundred.
     Everything that must reach a disk is closed by then."""
-    try:
-        code = main()
+    code = main()
+    with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of the output, such as `head`, has seen enough.
-        code = 1
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
@@ -96,8 +97,17 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     if options.command == "check-data":
         from ttv_train.data import check
 
-        dataset = load_config(options.config, overrides).dataset if options.config else dataset_config(overrides)
-        return check.check_data(dataset.model_copy(update={"path": options.folder}), as_json=options.json)
+        if options.config:
+            config = load_config(options.config, overrides)
+            check_buckets(config)
+            dataset = config.dataset
+        else:
+            dataset = dataset_config(overrides)
+        try:
+            return check.check_data(dataset.model_copy(update={"path": options.folder}), as_json=options.json)
+        except BrokenPipeError:
+            # The reader of the output, such as `head`, has seen enough.
+            return 1
 
     config = load_config(options.config, overrides)
     prepare_environment(config.device.backend)
@@ -149,6 +159,17 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(argument)
     return rest, overrides
+
+
+def check_buckets(config: RunConfig) -> None:
+    """Raises UserError if the VAE of `config` does not take one of its buckets."""
+    import torch
+
+    from ttv_train.encoders.vae import build_vae
+
+    vae = build_vae(config.vae, torch.device("cpu"))
+    for bucket in config.dataset.buckets:
+        vae.latent_shape(*parse_bucket(bucket))
 
 
 def dataset_config(overrides: list[str]) -> DatasetConfig:

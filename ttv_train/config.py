@@ -151,7 +151,7 @@ class ModelConfig(Section):
     """Local folder or hub id to start from, in the layout of diffusers or as the family publishes it; `null` builds a
     new model from `config`."""
     config: dict[str, Any] = {}
-    """Constructor arguments of the family's class, for a new model (ignored keys are errors)."""
+    """Constructor arguments of the family's class, for a new model (unknown keys are errors)."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelConfig":
@@ -328,7 +328,7 @@ class RunConfig(Section):
     """One run: from clips to a trained model."""
 
     output_dir: str = Field("runs/default", min_length=1)
-    """Folder of this run: checkpoints, metrics, samples, report. Nothing is written outside it and `latents.path`."""
+    """Folder of this run: checkpoints, metrics, samples, report. A run writes to it and to `latents.path`."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of everything random; together with the data it decides the loss curve, on any number of ranks."""
     device: DeviceConfig = DeviceConfig()

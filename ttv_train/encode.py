@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from ttv_train.checkpoint.lock import lock_run_folder
 from ttv_train.config import RunConfig, parse_bucket
 from ttv_train.data.clips import Clip, list_clips
 from ttv_train.data.decode import ClipDecoder
@@ -103,7 +104,10 @@ def run(config: RunConfig) -> EncodeSummary:
     Raises:
         UserError: on every rank, for anything wrong with the config, the dataset or the store.
     """
-    with distributed(get_backend(config.device.backend), LONGEST_WAIT.total_seconds()) as device:
+    with (
+        distributed(get_backend(config.device.backend), LONGEST_WAIT.total_seconds()) as device,
+        lock_run_folder(Path(config.output_dir)),
+    ):
         return encode_dataset(config, device)
 
 
@@ -255,12 +259,16 @@ def commit(
     """Publishes the dataset: index, then manifest; then removes the records of the units.
 
     Raises:
-        UserError: not one clip could be encoded.
+        UserError: not one clip could be encoded, or another job has removed the records of this one.
     """
     rejected, shards, found = list(plan.rejected), dict(plan.shards), dict(plan.fresh)
     for unit in plan.units:
         record = read_record(store, unit)
-        assert record is not None, f"{unit.record_name} was encoded by some rank"
+        if record is None:
+            raise UserError(
+                f"latents.path {store.url}: {unit.record_name} is gone; another encoding job has finished there: start "
+                "this one again, it goes on from where it is"
+            )
         rejected += record.rejected
         found.update((entry.key, entry) for entry in record.entries)
         if record.shard is not None:

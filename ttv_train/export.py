@@ -12,6 +12,7 @@ from ttv_train.data.shards import LatentStore
 from ttv_train.devices import get_backend
 from ttv_train.errors import UserError
 from ttv_train.models.build import build_model
+from ttv_train.parallel.agreement import on_every_rank
 from ttv_train.parallel.mesh import build_mesh, distributed
 
 
@@ -34,7 +35,7 @@ def run(config: RunConfig, *, checkpoint: Path | None, output: Path, use_ema: bo
             refuse_damaged(checkpoint)
         if checkpoint is None:
             raise UserError(f"output_dir {config.output_dir} has no checkpoint; train first, or name one")
-        store = LatentStore.open(config.latents.path)
+        store = on_every_rank(lambda: LatentStore.open(config.latents.path))
         model, _ = build_model(
             config.model_copy(update={"parallel": parallel}),
             build_mesh(parallel, device),

@@ -100,9 +100,9 @@ def generate_latents(
     guided = sampling.guidance_scale > 1 and not family.embeds_guidance(model)
     if guided:
         null_embeds, null_mask = null_prompt
-        own_null_embeds = family.null_prompt(model)
+        own_null_embeds = family.null_prompt_of_length(model, prompt_embeds.shape[1])
         if own_null_embeds is not None:
-            null_embeds, null_mask = own_null_embeds[: prompt_embeds.shape[1]], prompt_mask
+            null_embeds, null_mask = own_null_embeds, prompt_mask
         prompt_embeds = torch.cat([null_embeds.to(dtype).expand_as(prompt_embeds), prompt_embeds])
         prompt_mask = torch.cat([null_mask.expand_as(prompt_mask), prompt_mask])
     rates = torch.full((len(prompt_embeds),), fps, dtype=torch.float32, device=device)

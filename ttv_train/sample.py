@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ttv_train.checkpoint.layout import checkpoint_step
+from ttv_train.checkpoint.layout import stored_step
 from ttv_train.checkpoint.load import latest_verified, load_weights
 from ttv_train.checkpoint.verify import refuse_damaged
 from ttv_train.config import RunConfig, SamplingConfig, parse_bucket
@@ -29,7 +29,7 @@ from ttv_train.models.base import ModelFamily
 from ttv_train.models.build import build_model
 from ttv_train.monitor.samples import SampledVideo, step_folder, video_name, write_prompts
 from ttv_train.monitor.video import write_video
-from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
+from ttv_train.parallel.agreement import on_all_ranks, on_every_rank, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.parallel.sequence.base import SequenceParallel
 
@@ -74,10 +74,11 @@ def run(
 
         vae = build_vae(config.vae, device)
         if prompts is None:
-            store = LatentStore.open(config.latents.path)
-            requests, null_prompt = stored_prompts(store, captions(store)), store.null_prompt()
+            store = on_every_rank(lambda: LatentStore.open(config.latents.path))
+            requests = on_every_rank(lambda: stored_prompts(store, captions(store)))
+            null_prompt = store.null_prompt()
         else:
-            requests, null_prompt = encode_prompts(config, prompts, device)
+            requests, null_prompt = on_every_rank(lambda: encode_prompts(config, prompts, device))
         compute_dtype = getattr(torch, config.training.precision)
         model, sequence = build_model(
             config,
@@ -100,7 +101,7 @@ def run(
             compute_dtype=compute_dtype,
             config=config.sampling,
         )
-        folder = output or step_folder(run_folder, checkpoint_step(checkpoint))
+        folder = output or step_folder(run_folder, on_main_rank(lambda: stored_step(checkpoint)))
         paths = sampler.write_videos(requests, run_folder, folder)
         if mesh.is_main:
             for request, path in zip(requests, paths, strict=True):

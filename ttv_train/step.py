@@ -1,6 +1,5 @@
 """One optimizer step: micro-batches, loss, backward, finite gate, clip, AdamW, EMA."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from ttv_train.config import OptimizerConfig
 from ttv_train.data.collate import Batch
 from ttv_train.diffusion.base import Objective
 from ttv_train.ema import Ema
-from ttv_train.errors import UserError
 from ttv_train.models.base import ModelFamily
 from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.parallel.fsdp import set_gradient_sync
@@ -44,26 +42,6 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
     final = config.final_learning_rate_ratio
     return config.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def check_same_samples(batches: Sequence[Batch], mesh: ParallelMesh) -> None:
-    """Compares the sample keys of the ranks that share a sequence: two numbers to each.
-
-    Raises:
-        UserError: on every rank of the group, if they hold different samples, as when one of them could not read a
-            sample and replaced it. Their exchanges would mix the two without an error.
-    """
-    if mesh.sequence_degree == 1:
-        return
-    keys = "\n".join(key for batch in batches for key in batch.keys)
-    digest = int.from_bytes(hashlib.sha256(keys.encode()).digest()[:7], "big")
-    extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=mesh.device)
-    dist.all_reduce(extremes, dist.ReduceOp.MAX, group=mesh.sequence_group)
-    if int(extremes[0]) != -int(extremes[1]):
-        raise UserError(
-            "latents.path: the ranks that share a sequence read different samples, because one of them could not read "
-            "what another could; see quarantine.jsonl, then start again: the run goes on from its newest checkpoint"
-        )
 
 
 def loss_sum(
@@ -134,12 +112,7 @@ class TrainStep:
     timer: StepTimer
 
     def __call__(self, batches: Sequence[Batch], step: int, stop_requested: bool = False) -> StepResult:
-        """Performs optimizer step `step`. All ranks call it together, with equally many micro-batches.
-
-        Raises:
-            UserError: see `check_same_samples`.
-        """
-        check_same_samples(batches, self.mesh)
+        """Performs optimizer step `step`. All ranks call it together, with equally many micro-batches."""
         elements = self.mesh.data_degree * sum(batch.latents.numel() for batch in batches)
         local_loss = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for position, batch in enumerate(batches):

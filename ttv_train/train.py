@@ -20,6 +20,7 @@ from ttv_train.checkpoint.load import latest_verified, load_checkpoint
 from ttv_train.checkpoint.lock import lock_run_folder
 from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config import RunConfig, save_config
+from ttv_train.data.agreed import AgreedBatches
 from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.loader import LatentLoader
@@ -45,7 +46,7 @@ from ttv_train.monitor.samples import step_folder
 from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.monitor.summary import describe, write_summary
 from ttv_train.parallel import collectives
-from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
+from ttv_train.parallel.agreement import on_every_rank, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.report import write_report
 from ttv_train.sample import Sampler, stored_prompts
@@ -82,9 +83,7 @@ def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
         vae = build_vae(config.vae, torch.device("cpu"))
         text_encoder = build_text_encoder(config.text_encoder, torch.device("cpu"))
         return SyntheticStore(config, vae, text_encoder)
-    opened: list[LatentStore] = []
-    on_all_ranks(lambda: opened.append(LatentStore.open(path)))
-    (store,) = opened
+    store = on_every_rank(lambda: LatentStore.open(path))
     if store.fingerprint != on_main_rank(lambda: encoder_fingerprint(config)):
         raise UserError(
             f"latents.path {path}: encoded with other vae, text_encoder or dataset settings than this config has; run "
@@ -94,10 +93,10 @@ def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
 
 
 def null_prompt(
-    family: ModelFamily, model: nn.Module, store: LatentDataset
+    family: ModelFamily, model: nn.Module, store: LatentDataset, max_text_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What a dropped caption becomes: the model's own embedding, or else the text encoder's of the empty prompt."""
-    embeds = family.null_prompt(model)
+    embeds = family.null_prompt_of_length(model, max_text_tokens)
     return store.null_prompt() if embeds is None else (embeds.detach().cpu(), None)
 
 
@@ -106,11 +105,15 @@ def dataset_digest(entries: Sequence[LatentEntry]) -> str:
     return hashlib.sha256("\n".join(entry.key for entry in entries).encode()).hexdigest()
 
 
+def ignore_sample(entry: LatentEntry, reason: str) -> None:
+    """For the ranks that leave the report of a bad sample to another."""
+
+
 class Trainer:
     """The parts of a run, built in the order in which a batch meets them, and the loop over them."""
 
     def __init__(self, config: RunConfig, mesh: ParallelMesh, backend: DeviceBackend, dry_run: bool) -> None:
-        self.config, self.mesh, self.backend = config, mesh, backend
+        self.config, self.mesh, self.backend, self.dry_run = config, mesh, backend, dry_run
         self.output = Path(config.output_dir)
         training = config.training
         if training.global_batch_size % mesh.data_degree:
@@ -144,10 +147,17 @@ class Trainer:
             digest=self.digest,
             global_batch_size=training.global_batch_size,
         )
+        if self.order.repeated_per_epoch and mesh.is_main:
+            logger.info(
+                "%d of %d samples per epoch are repeats that fill the last batch of a bucket; a smaller "
+                "training.global_batch_size has fewer",
+                self.order.repeated_per_epoch,
+                self.order.batches_per_epoch * training.global_batch_size,
+            )
         collator = Collator(
             seed=config.seed,
             normalization=self.store.normalization,
-            null_prompt=null_prompt(self.family, self.model, self.store),
+            null_prompt=null_prompt(self.family, self.model, self.store, config.text_encoder.max_length),
             caption_dropout=config.objective.caption_dropout,
             max_text_tokens=config.text_encoder.max_length,
             num_padding_frames=self._num_padding_frames,
@@ -160,8 +170,8 @@ class Trainer:
             data_rank=mesh.data_rank,
             data_degree=mesh.data_degree,
             micro_batch_size=training.micro_batch_size,
-            max_bad_fraction=config.latents.max_bad_fraction,
-            on_bad_sample=self._quarantine_sample,
+            # The ranks of one sequence-parallel group read the same samples; one of them reports.
+            on_bad_sample=self._quarantine_sample if mesh.sequence_rank == 0 else ignore_sample,
         )
         self.quarantine = Quarantine(self.output / "quarantine.jsonl")
 
@@ -190,7 +200,8 @@ class Trainer:
         )
 
         # Validation.
-        samples = read_holdout(self.store, held_out, self._quarantine_sample)
+        on_bad_sample = self._quarantine_sample if mesh.is_main else ignore_sample
+        samples = read_holdout(self.store, held_out, on_bad_sample)
         self.held_out = [sample.entry for sample in samples]
         self.validation_batches = validation_batches(
             samples, replace(collator, caption_dropout=0.0), training.micro_batch_size
@@ -222,11 +233,12 @@ class Trainer:
             metrics.log(0, "validation", self._validate(0))
         skipped_in_a_row = 0
         steps = self.loader.steps(start, config.training.steps)
+        agreed = AgreedBatches(self.loader, steps, mesh, config.latents.max_bad_fraction)
         for step in range(start, config.training.steps):
             began = time.perf_counter()
             collectives.reset()
             with self.timer.phase("data"):
-                batches = next(steps)
+                batches = agreed.next_step()
             result = self.train_step(batches, step, self.stop_requested)
             record = self._record(batches, result, step, time.perf_counter() - began)
             done, last = step + 1, step + 1 == config.training.steps
@@ -240,13 +252,15 @@ class Trainer:
                     f"the loss or the gradient norm was not finite in {skipped_in_a_row} steps in a row, more than "
                     "training.max_skipped_steps allows; lower optimizer.learning_rate or look at the data"
                 )
-            if last or done % config.validation.every_steps == 0:
-                metrics.log(done, "validation", self._validate(done))
-            if last or result.stop_requested or done % config.checkpoint.every_steps == 0:
-                self._save(done)
             if result.stop_requested and not last:
+                # Before anything that takes time: who sends SIGTERM does not wait for long.
+                self._save(done)
                 logger.info("stopped by SIGTERM after step %d; the same command goes on from there", done)
                 break
+            if last or done % config.validation.every_steps == 0:
+                metrics.log(done, "validation", self._validate(done))
+            if last or done % config.checkpoint.every_steps == 0:
+                self._save(done)
         steps.close()
         metrics.close()
         progress.close()
@@ -295,9 +309,11 @@ class Trainer:
         return int(state["step"])
 
     def _describe(self) -> None:
-        if self.mesh.is_main:
+        def write() -> None:
             save_config(self.config, self.output / "config.resolved.yaml")
             write_environment(self.output, backend=self.backend.name, world_size=self.mesh.world_size)
+
+        on_main_rank(write)
 
     def _identity(self) -> dict[str, Any]:
         """What must not change between the parts of one run, by config key."""
@@ -337,7 +353,7 @@ class Trainer:
         }
 
     def _record(self, batches: Sequence[Batch], result: StepResult, step: int, seconds: float) -> dict[str, Any]:
-        """The metrics of one step over all ranks."""
+        """The metrics of one step: rates and counts over all ranks, phase seconds and communication of this one."""
         frames = self.mesh.data_degree * sum(batch.num_frames for batch in batches)
         tokens = self.mesh.data_degree * sum(self._num_tokens(batch) for batch in batches)
         batch = self.order.batch(step)
@@ -385,8 +401,7 @@ class Trainer:
             print(f"{describe(summary)}; see {write_report(self.output)}")
 
     def _quarantine_sample(self, entry: LatentEntry, reason: str) -> None:
-        # The ranks of one sequence-parallel group read the same samples; one of them reports.
-        if self.mesh.sequence_rank == 0:
+        if not self.dry_run:
             self.quarantine.add(QuarantineRow(name=entry.source_name, reason=reason, stage="train"))
 
     def _request_stop(self, signum: int, frame: FrameType | None) -> None:

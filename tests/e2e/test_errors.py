@@ -81,3 +81,18 @@ def test_steps_that_are_not_finite_are_skipped_by_all_ranks_and_then_stop_the_ru
     skipped = [record["skipped"] for record in records if record["kind"] == "train"]
     assert skipped == [False, True, True, True]
     assert [record["loss"] for record in records if record["kind"] == "train"][1:] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["--model.config.dropout", "0.5"], ["dropout", "set it to 0"]),
+        (["--tracking.trackers", "[wandb]"], ["tracking.trackers", "wandb"]),
+    ],
+)
+def test_two_ranks_refuse_together(encoded, run_folder, overrides, expected):
+    done = launch(2, "train", "--config", str(encoded), "--output_dir", str(run_folder), *overrides, check=False)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ttv-train: error: ")]
+    assert lines
+    assert all(part in line for line in lines for part in expected)

@@ -1,11 +1,13 @@
 """From a trained run to videos, a diffusers folder and a report; and what a dry run leaves alone."""
 
 import json
+import shutil
 from pathlib import Path
 
 import av
 import pytest
 import torch
+import yaml
 from diffusers import CogVideoXTransformer3DModel
 
 from tests.e2e.conftest import launch
@@ -117,3 +119,36 @@ def test_a_corrupt_latent_is_replaced_quarantined_and_named_in_the_report(encode
     assert [(row["name"], row["stage"]) for row in rows] == [(entry.source_name, "train")]
     assert entry.key in rows[0]["reason"]
     assert entry.key in (run_folder / "report.html").read_text()
+
+
+def test_a_checkpoint_copied_under_another_name_is_sampled(trained, tmp_path):
+    shutil.copytree(trained / "checkpoints/step-00000004", tmp_path / "best")
+    launch(
+        1,
+        *("sample", "--config", str(trained / "config.resolved.yaml"), "--checkpoint", str(tmp_path / "best")),
+        *("--parallel.sequence.scheme", "none", "--parallel.sequence.degree", "1", "--prompt", "a dog"),
+    )
+    assert (trained / "samples/step-00000004/00-a-dog.mp4").is_file()
+
+
+def test_stdit3_trains_with_captions_shorter_than_its_own_null_prompt(encoded, run_folder):
+    config = yaml.safe_load(encoded.read_text())
+    config["model"] = {
+        "family": "stdit3",
+        "config": {"hidden_size": 48, "depth": 1, "num_heads": 3, "model_max_length": 12, "pred_sigma": False},
+    }
+    config["objective"] = {"kind": "flow_matching", "caption_dropout": 0.5}
+    config["validation"]["num_videos"] = 1
+    run_folder.mkdir()
+    path = run_folder / "stdit3.yaml"
+    path.write_text(yaml.safe_dump(config))
+    launch(
+        2,
+        *("train", "--config", str(path), "--output_dir", str(run_folder), "--training.steps", "3"),
+        *("--parallel.sequence.scheme", "dsp", "--parallel.sequence.degree", "2"),
+    )
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert summary["steps"] == 3
+    done = launch(1, "train", "--config", str(path), "--dry-run", "--model.config.model_max_length", "4", check=False)
+    assert done.returncode == 2
+    assert "text_encoder.max_length 8" in done.stderr

@@ -96,6 +96,11 @@ def checkpoint_step(path: Path) -> int:
     return int(match[1])
 
 
+def stored_step(path: Path) -> int:
+    """The step of a verified checkpoint, whatever its folder is called."""
+    return Manifest.parse((path / MANIFEST).read_bytes()).step
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in `folder`, damaged ones included, newest first; none if there is no such folder."""
     if not folder.is_dir():

@@ -31,7 +31,6 @@ class LatentLoader:
         collator: makes the tensors.
         data_rank, data_degree: this rank's place on the data axis; the global batch is dealt in contiguous parts.
         micro_batch_size: samples per micro-batch, at most.
-        max_bad_fraction: the run stops when more of the entries than this are corrupt.
         on_bad_sample: called once per corrupt sample with its entry and the reason.
     """
 
@@ -42,9 +41,9 @@ class LatentLoader:
     data_rank: int
     data_degree: int
     micro_batch_size: int
-    max_bad_fraction: float
     on_bad_sample: Callable[[LatentEntry, str], None]
-    _bad: set[str] = field(default_factory=set)
+    bad_keys: set[str] = field(default_factory=set)
+    """Of the samples that this rank could not read."""
 
     def steps(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
         """The micro-batches of optimizer steps `start` to `stop - 1`."""
@@ -94,7 +93,7 @@ class LatentLoader:
         index, attempt = batch.indices[slot], 0
         while True:
             entry = self.entries[index]
-            if entry.key not in self._bad:
+            if entry.key not in self.bad_keys:
                 try:
                     return self.store.read(entry)
                 except CorruptSampleError as error:
@@ -107,12 +106,6 @@ class LatentLoader:
             index, attempt = self.order.replacement(batch, slot, attempt), attempt + 1
 
     def _report(self, entry: LatentEntry, reason: str) -> None:
-        self._bad.add(entry.key)
+        self.bad_keys.add(entry.key)
         self.on_bad_sample(entry, reason)
         logger.warning("%s; the sample is replaced", reason)
-        if len(self._bad) > self.max_bad_fraction * len(self.entries):
-            raise UserError(
-                f"latents.path {self.store.path}: {len(self._bad)} of {len(self.entries)} samples are corrupt, more "
-                f"than latents.max_bad_fraction {self.max_bad_fraction}; remove {entry.shard} and run `ttv-train "
-                "encode` again, which renews its samples"
-            )

@@ -20,7 +20,7 @@ class QuarantineRow:
 class Quarantine:
     """Appends to a quarantine.jsonl, which holds a name and reason once however often they are reported.
 
-    One process at a time writes to a file.
+    Ranks may add to one file at the same time; a row is one write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,10 +46,12 @@ class Quarantine:
         """Makes `rows` the only ones of `stages`, so that what has been mended since the last time leaves the file."""
         replaced = set(stages)
         kept = [row for row in read_quarantine(self._path) if row.stage not in replaced]
-        self._path.unlink(missing_ok=True)
-        self._known = set()
-        for row in [*kept, *rows]:
-            self.add(row)
+        wanted = {(row.name, row.reason): row for row in [*kept, *rows]}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_name(f".{self._path.name}.tmp")
+        partial.write_text("".join(json.dumps(asdict(row)) + "\n" for row in wanted.values()), encoding="utf-8")
+        partial.replace(self._path)
+        self._known = set(wanted)
 
     def _ends_torn(self) -> bool:
         """Whether a killed process left its last row unfinished."""

@@ -1,5 +1,6 @@
 """Accelerators behind one protocol. `prepare_environment` runs before torch is imported, `get_backend` after."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from ttv_train.devices.environment import prepare_environment
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from ttv_train.devices.base import DeviceBackend
 
 __all__ = ["get_backend", "prepare_environment"]
+
+logger = logging.getLogger(__name__)
 
 
 def get_backend(name: str) -> "DeviceBackend":
@@ -37,5 +40,6 @@ def get_backend(name: str) -> "DeviceBackend":
     else:
         return CpuBackend()
     if name == "auto":
+        logger.warning("device.backend auto: %s; using the CPU", reason)
         return CpuBackend()
     raise UserError(f"device.backend {name}: {reason}")

@@ -72,6 +72,20 @@ class ModelFamily(ABC):
         A dropped caption keeps its mask."""
         return None
 
+    def null_prompt_of_length(self, model: nn.Module, num_text_tokens: int) -> torch.Tensor | None:
+        """`null_prompt` cut to the length of the captions, (num_text_tokens, D).
+
+        Raises:
+            UserError: captions are longer than it is.
+        """
+        embeds = self.null_prompt(model)
+        if embeds is not None and len(embeds) < num_text_tokens:
+            raise UserError(
+                f"text_encoder.max_length {num_text_tokens} exceeds the {len(embeds)} tokens of the model's embedding "
+                "of no caption; lower it, or raise model.config.model_max_length"
+            )
+        return None if embeds is None else embeds[:num_text_tokens]
+
     def num_padding_frames(self, model: nn.Module, num_latent_frames: int) -> int:
         """Latent frames that must be put in front of a clip, because the family patches several frames together.
 

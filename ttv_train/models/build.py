@@ -30,6 +30,11 @@ def build_model(
         )
     torch.manual_seed(config.seed)
     model = family.build(config.model, latent_channels=latent_channels, text_hidden_size=text_hidden_size)
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+        raise UserError(
+            "model: dropout draws random numbers that no key decides, so the loss would depend on the number of ranks; "
+            "set it to 0 in model.config, or in the config.json of model.path"
+        )
     check_heads(config.parallel.sequence, family.num_attention_heads(model))
     sequence = build_sequence_parallel(config.parallel.sequence, mesh.sequence_group)
     family.install_attention(model, sequence)

@@ -17,12 +17,13 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from accelerate.tracking import GeneralTracker
 
 from ttv_train.config import RunConfig
 from ttv_train.monitor.trackers import require_trackers, start_trackers
+from ttv_train.parallel.agreement import on_main_rank
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +41,16 @@ class MetricsLog:
             a line that was cut off; 0 starts an empty file.
 
     Raises:
-        UserError: on every rank, if a tracker is not installed.
+        UserError: on every rank, if a tracker is not installed or does not start.
     """
 
     def __init__(self, folder: Path, config: RunConfig, *, is_main: bool, resumed_step: int) -> None:
         require_trackers(config.tracking.trackers)
-        self._file = None
+        self._file: IO[str] | None = None
         self._trackers: list[GeneralTracker] = []
-        if not is_main:
-            return
+        on_main_rank(lambda: self._open(folder, config, resumed_step) if is_main else None)
+
+    def _open(self, folder: Path, config: RunConfig, resumed_step: int) -> None:
         path = folder / FILE_NAME
         _remove_later_records(path, resumed_step)
         self._file = path.open("a", encoding="utf-8", newline="\n")

@@ -45,6 +45,14 @@ def on_all_ranks(function: Callable[[], T]) -> list[T]:
     return [value for value, _ in outcomes]  # type: ignore[misc]
 
 
+def on_every_rank(function: Callable[[], T]) -> T:
+    """Calls `function`, which must not communicate, on every rank; each keeps its own result, which is not exchanged.
+    Raises as `on_all_ranks` does."""
+    results: list[T] = []
+    on_all_ranks(lambda: results.append(function()))
+    return results[0]
+
+
 def on_main_rank(function: Callable[[], T]) -> T:
     """Calls `function` on rank 0 only and returns its result on every rank; raises as `on_all_ranks` does."""
     return on_all_ranks(lambda: function() if world_rank() == 0 else None)[0]  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from ttv_train.data.order import DataOrder
 from ttv_train.errors import UserError
 
 
-def make_loader(dataset, *, rank=0, degree=1, micro_batch_size=2, global_batch_size=4, max_bad_fraction=0.5, bad=None):
+def make_loader(dataset, *, rank=0, degree=1, micro_batch_size=2, global_batch_size=4, bad=None):
     bad = [] if bad is None else bad
     return LatentLoader(
         store=dataset,
@@ -22,7 +22,6 @@ def make_loader(dataset, *, rank=0, degree=1, micro_batch_size=2, global_batch_s
         data_rank=rank,
         data_degree=degree,
         micro_batch_size=micro_batch_size,
-        max_bad_fraction=max_bad_fraction,
         on_bad_sample=lambda entry, reason: bad.append((entry.key, reason)),
     )
 
@@ -62,13 +61,6 @@ def test_a_corrupt_sample_is_reported_once_and_replaced_alike_on_every_layout():
         assert replaced == original or original == "sample-3"
     assert [key for key, _ in bad] == ["sample-3"]
     assert "flipped on purpose" in bad[0][1]
-
-
-def test_too_many_corrupt_samples_stop_the_run():
-    entries = [make_entry(i) for i in range(8)]
-    dataset = MemoryDataset(entries, corrupt=tuple(entry.key for entry in entries[:5]))
-    with pytest.raises(UserError, match=r"more than latents\.max_bad_fraction 0\.5"):
-        keys(make_loader(dataset), 0, 6)
 
 
 def test_a_bucket_without_a_readable_sample_stops_the_run():
