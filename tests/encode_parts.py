@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ttv_train.config import DatasetConfig, RunConfig, parse_config
+from ttv_train.config import DatasetConfig, RunConfig
+from ttv_train.config_file import parse_config
 from ttv_train.data.clips import Clip
 from ttv_train.data.formats import VideoSource
 from ttv_train.data.probe import BadVideoError

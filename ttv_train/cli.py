@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttv_train.config import DatasetConfig, RunConfig, apply_overrides, load_config, parse_bucket, parse_config
+from ttv_train.config import DatasetConfig, RunConfig, parse_bucket
+from ttv_train.config_file import apply_overrides, load_config, parse_config
 from ttv_train.devices import prepare_environment
 from ttv_train.errors import UserError
 

@@ -19,7 +19,8 @@ from torch import nn
 from ttv_train.checkpoint.load import latest_verified, load_checkpoint
 from ttv_train.checkpoint.lock import lock_run_folder
 from ttv_train.checkpoint.save import save_checkpoint
-from ttv_train.config import RunConfig, save_config
+from ttv_train.config import RunConfig
+from ttv_train.config_file import save_config
 from ttv_train.data.agreed import AgreedBatches
 from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.dataset import LatentDataset

@@ -7,7 +7,7 @@ import torch
 
 from tests.harness import run_ranks
 from tests.latent_samples import make_entry
-from ttv_train.config import parse_config
+from ttv_train.config_file import parse_config
 from ttv_train.data.agreed import AgreedBatches, samples_differ
 from ttv_train.errors import UserError
 from ttv_train.parallel.mesh import build_mesh

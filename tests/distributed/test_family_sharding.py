@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from tests.harness import run_ranks
 from tests.unit.models.tiny import LATENT_SHAPE, TEXT_WIDTH, TINY, build_tiny, predict_tiny
-from ttv_train.config import parse_config
+from ttv_train.config_file import parse_config
 from ttv_train.models import FAMILIES
 from ttv_train.models.build import build_model
 from ttv_train.parallel.mesh import build_mesh

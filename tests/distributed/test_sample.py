@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.harness import run_ranks
-from ttv_train.config import parse_config
+from ttv_train.config_file import parse_config
 from ttv_train.diffusion import build_objective
 from ttv_train.encoders.vae import build_vae
 from ttv_train.models import FAMILIES

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import REPOSITORY, TINY_RUN, launch
-from ttv_train.config import load_config, save_config
+from ttv_train.config_file import load_config, save_config
 
 TRAIN_CONFIGS = sorted((REPOSITORY / "configs/train").glob("*.yaml"))
 WEIGHTS = ("vae", "text_encoder", "model", "device")

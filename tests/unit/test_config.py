@@ -11,12 +11,9 @@ from ttv_train.config import (
     RunConfig,
     Section,
     WaveletVaeConfig,
-    apply_overrides,
-    load_config,
     parse_bucket,
-    parse_config,
-    save_config,
 )
+from ttv_train.config_file import apply_overrides, load_config, parse_config, save_config
 from ttv_train.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]

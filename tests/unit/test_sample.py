@@ -9,7 +9,7 @@ import torch
 
 from ttv_train import sample
 from ttv_train.checkpoint.save import save_checkpoint
-from ttv_train.config import parse_config
+from ttv_train.config_file import parse_config
 from ttv_train.data.manifest import LatentEntry
 from ttv_train.data.shards import CorruptSampleError, LatentSample
 from ttv_train.devices import get_backend

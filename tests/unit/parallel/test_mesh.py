@@ -1,6 +1,6 @@
 import pytest
 
-from ttv_train.config import parse_config
+from ttv_train.config_file import parse_config
 from ttv_train.errors import UserError
 from ttv_train.parallel.mesh import check_degrees
 
