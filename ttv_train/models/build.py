@@ -3,9 +3,10 @@
 import torch
 from torch import nn
 
-from ttv_train.config import RunConfig
+from ttv_train.config import ParallelConfig, RunConfig
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
+from ttv_train.models.base import ModelFamily
 from ttv_train.parallel.fsdp import shard_model
 from ttv_train.parallel.mesh import ParallelMesh
 from ttv_train.parallel.sequence import build_sequence_parallel, check_heads
@@ -37,8 +38,20 @@ def build_model(
         )
     check_heads(config.parallel.sequence, family.num_attention_heads(model))
     sequence = build_sequence_parallel(config.parallel.sequence, mesh.sequence_group)
+    parallelize_model(model, family, config.parallel, mesh, sequence, compute_dtype)
+    return model, sequence
+
+
+def parallelize_model(
+    model: nn.Module,
+    family: ModelFamily,
+    config: ParallelConfig,
+    mesh: ParallelMesh,
+    sequence: SequenceParallel,
+    compute_dtype: torch.dtype,
+) -> None:
+    """Makes a plain `model`, the same on every rank, one that `mesh` shares: first its sequence, then its parameters."""
     family.install_attention(model, sequence)
     parallelize_sequence(model, family.sequence_plan, sequence)
     model.to(mesh.device)
-    shard_model(model, family.blocks(model), config.parallel, mesh, sequence, compute_dtype)
-    return model, sequence
+    shard_model(model, family.blocks(model), config, mesh, sequence, compute_dtype)

@@ -30,10 +30,11 @@ def shard_model(
 
     Gradients are summed, not averaged, over the ranks: the loss is already a sum divided by the global element count,
     and ranks of one sequence-parallel group hold different terms of that sum. Parameters stay float32; they are cast
-    to `compute_dtype` when gathered, and gradients are reduced in float32.
+    to `compute_dtype` when gathered, and gradients are reduced in float32 (float64 for float64).
     """
+    reduce_dtype = torch.promote_types(compute_dtype, torch.float32)
     # The root must not cast its inputs: bfloat16 would round timesteps to 507 of 1000 values.
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     # Predictions are views of the unpatched tokens; nothing changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     blocks = list(blocks)
