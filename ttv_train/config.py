@@ -10,6 +10,13 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 BUCKET_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
+def check_bucket(bucket: str) -> None:
+    """Raises ValueError unless `bucket` is FRAMESxHEIGHTxWIDTH."""
+    match = BUCKET_PATTERN.fullmatch(bucket)
+    if match is None or min(map(int, match.groups())) < 1:
+        raise ValueError(f"bucket {bucket!r} is not FRAMESxHEIGHTxWIDTH, such as 49x480x720")
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -55,9 +62,7 @@ class DatasetConfig(Section):
     @classmethod
     def _buckets(cls, value: list[str]) -> list[str]:
         for bucket in value:
-            match = BUCKET_PATTERN.fullmatch(bucket)
-            if match is None or min(map(int, match.groups())) < 1:
-                raise ValueError(f"bucket {bucket!r} is not FRAMESxHEIGHTxWIDTH, such as 49x480x720")
+            check_bucket(bucket)
         return value
 
 
@@ -120,11 +125,23 @@ VaeConfig = Annotated[WaveletVaeConfig | DiffusersVaeConfig, Field(discriminator
 TextEncoderConfig = Annotated[HashTextEncoderConfig | TransformersTextEncoderConfig, Field(discriminator="kind")]
 
 
+class LatentSource(Section):
+    """One of several encoded datasets that are mixed in training."""
+
+    path: str = Field(min_length=1)
+    """Folder or fsspec URL of its latent shards."""
+    weight: float = Field(1.0, gt=0)
+    """Its share of the samples, relative to the other sources' weights."""
+
+
 class LatentsConfig(Section):
     """The encoded dataset: written by `encode`, read by `train`."""
 
     path: str = ""
     """Folder or fsspec URL of the latent shards."""
+    sources: list[LatentSource] = []
+    """Encoded datasets that `train` mixes by weight, instead of reading `path`. Their encoders must be those of this
+    config; their buckets and frame rates may differ."""
     samples_per_shard: int = Field(64, ge=1)
     """Samples in one tar shard. A shard is the unit that a killed job repeats."""
     max_bad_fraction: float = Field(0.01, ge=0, lt=1)
@@ -254,12 +271,30 @@ class TrainingConfig(Section):
     """Optimizer steps."""
     global_batch_size: int = Field(8, ge=1)
     """Samples per optimizer step over all ranks: the same on any number of ranks."""
+    tokens_per_batch: int | None = Field(None, ge=1)
+    """Latent positions (frames x height x width of the latents) per optimizer step over all ranks. A bucket's batch is
+    then the largest multiple of `global_batch_size` that fits, and at least that. `null` gives every bucket
+    `global_batch_size` samples."""
+    bucket_batch_sizes: dict[str, int] = {}
+    """Samples per optimizer step for some buckets, such as {1x480x720: 64}; they go before `tokens_per_batch`."""
+    tail: Literal["repeat", "drop"] = "repeat"
+    """A bucket's last, incomplete batch of an epoch: `repeat` fills it up with samples that the epoch has shown before,
+    `drop` leaves it out. Both are counted, and every epoch has others."""
     micro_batch_size: int = Field(1, ge=1)
     """Samples per forward pass on one data-parallel rank, at most; the rest is gradient accumulation."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of parameters in forward and backward. Master weights and gradient reduction stay float32."""
     max_skipped_steps: int = Field(10, ge=0)
     """Consecutive non-finite steps that are skipped before the run stops."""
+
+    @field_validator("bucket_batch_sizes")
+    @classmethod
+    def _bucket_batch_sizes(cls, value: dict[str, int]) -> dict[str, int]:
+        for bucket, size in value.items():
+            check_bucket(bucket)
+            if size < 1:
+                raise ValueError(f"the batch size {size} of bucket {bucket} is less than 1")
+        return value
 
 
 class CheckpointConfig(Section):

@@ -8,7 +8,7 @@ from ttv_train.checkpoint.export import export
 from ttv_train.checkpoint.load import latest_verified, load_weights
 from ttv_train.checkpoint.verify import refuse_damaged
 from ttv_train.config import ParallelConfig, RunConfig
-from ttv_train.data.shards import LatentStore
+from ttv_train.data.mixing import open_latents
 from ttv_train.devices import get_backend
 from ttv_train.errors import UserError
 from ttv_train.models.build import build_model
@@ -35,7 +35,7 @@ def run(config: RunConfig, *, checkpoint: Path | None, output: Path, use_ema: bo
             refuse_damaged(checkpoint)
         if checkpoint is None:
             raise UserError(f"output_dir {config.output_dir} has no checkpoint; train first, or name one")
-        store = on_every_rank(lambda: LatentStore.open(config.latents.path))
+        store = on_every_rank(lambda: open_latents(config.latents))
         model, _ = build_model(
             config.model_copy(update={"parallel": parallel}),
             build_mesh(parallel, device),

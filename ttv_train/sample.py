@@ -15,7 +15,8 @@ from ttv_train.checkpoint.verify import refuse_damaged
 from ttv_train.config import RunConfig, SamplingConfig, parse_bucket
 from ttv_train.data.collate import pad_prompts
 from ttv_train.data.dataset import LatentDataset
-from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentStore
+from ttv_train.data.mixing import open_latents
+from ttv_train.data.shards import CorruptSampleError, LatentEntry
 from ttv_train.devices import get_backend
 from ttv_train.diffusion import build_objective
 from ttv_train.diffusion.base import Bucket, Objective
@@ -74,7 +75,7 @@ def run(
 
         vae = build_vae(config.vae, device)
         if prompts is None:
-            store = on_every_rank(lambda: LatentStore.open(config.latents.path))
+            store = on_every_rank(lambda: open_latents(config.latents))
             requests = on_every_rank(lambda: stored_prompts(store, captions(store)))
             null_prompt = store.null_prompt()
         else:
@@ -153,7 +154,7 @@ def stored_prompts(store: LatentDataset, entries: Sequence[LatentEntry]) -> list
     return prompts
 
 
-def captions(store: LatentStore) -> list[LatentEntry]:
+def captions(store: LatentDataset) -> list[LatentEntry]:
     """The first clip of each caption, up to `DEFAULT_PROMPTS` of them."""
     by_caption: dict[str, LatentEntry] = {}
     for entry in store.entries:

@@ -5,6 +5,7 @@ import logging
 import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,9 +23,11 @@ from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config import RunConfig
 from ttv_train.config_file import save_config
 from ttv_train.data.agreed import AgreedBatches
+from ttv_train.data.batching import batch_sizes
 from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.loader import LatentLoader
+from ttv_train.data.mixing import MixedDataset, open_latents
 from ttv_train.data.order import DataOrder
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
 from ttv_train.data.shards import LatentEntry, LatentStore
@@ -33,7 +36,7 @@ from ttv_train.devices import get_backend
 from ttv_train.devices.base import DeviceBackend
 from ttv_train.diffusion import build_objective
 from ttv_train.ema import Ema
-from ttv_train.encoders import encoder_fingerprint
+from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
 from ttv_train.encoders.text import build_text_encoder
 from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
@@ -79,6 +82,8 @@ def run(config: RunConfig, *, dry_run: bool = False) -> None:
 
 def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
     """The encoded dataset, on all ranks together; refused when it was encoded with other settings than `config` has."""
+    if config.latents.sources:
+        return open_mixed(config)
     path = config.latents.path
     if allow_synthetic and not on_main_rank(lambda: LatentStore.exists(path)):
         vae = build_vae(config.vae, torch.device("cpu"))
@@ -91,6 +96,18 @@ def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
             "`ttv-train encode` with this config, which renews what is stale"
         )
     return store
+
+
+def open_mixed(config: RunConfig) -> MixedDataset:
+    """The datasets of `latents.sources` as one, on all ranks; refused unless this config's encoders made them."""
+    mixed = on_every_rank(lambda: open_latents(config.latents))
+    assert isinstance(mixed, MixedDataset)
+    if mixed.encoders != on_main_rank(lambda: encoder_fingerprints(config)):
+        raise UserError(
+            f"latents.sources {mixed.path}: encoded with other vae or text_encoder settings than this config has; "
+            "encode them again, or take the settings that they were encoded with"
+        )
+    return mixed
 
 
 def null_prompt(
@@ -117,11 +134,6 @@ class Trainer:
         self.config, self.mesh, self.backend, self.dry_run = config, mesh, backend, dry_run
         self.output = Path(config.output_dir)
         training = config.training
-        if training.global_batch_size % mesh.data_degree:
-            raise UserError(
-                f"training.global_batch_size {training.global_batch_size} cannot be dealt to {mesh.data_degree} "
-                "data-parallel ranks; make it a multiple of them, or raise parallel.sequence.degree"
-            )
 
         self.store = open_store(config, allow_synthetic=dry_run)
 
@@ -142,19 +154,19 @@ class Trainer:
         # Data: stored latents, in an order that is a function of the step.
         entries, held_out = split_holdout(self.store.entries, config.validation, config.seed)
         self.digest = dataset_digest(entries)
+        mixed = self.store if isinstance(self.store, MixedDataset) else None
         self.order = DataOrder(
             [entry.bucket for entry in entries],
             seed=config.seed,
             digest=self.digest,
             global_batch_size=training.global_batch_size,
+            batch_sizes=batch_sizes(entries, training, mesh.data_degree),
+            tail=training.tail,
+            sources=[mixed.source_of(entry) for entry in entries] if mixed is not None else None,
+            weights=[source.weight for source in config.latents.sources] if mixed is not None else None,
         )
-        if self.order.repeated_per_epoch and mesh.is_main:
-            logger.info(
-                "%d of %d samples per epoch are repeats that fill the last batch of a bucket; a smaller "
-                "training.global_batch_size has fewer",
-                self.order.repeated_per_epoch,
-                self.order.batches_per_epoch * training.global_batch_size,
-            )
+        if mesh.is_main:
+            self._report_tails()
         collator = Collator(
             seed=config.seed,
             normalization=self.store.normalization,
@@ -175,6 +187,9 @@ class Trainer:
             on_bad_sample=self._quarantine_sample if mesh.sequence_rank == 0 else ignore_sample,
         )
         self.quarantine = Quarantine(self.output / "quarantine.jsonl")
+
+        self.samples_consumed: Counter[str] = Counter()
+        """Per dataset, by its path; in the checkpoint it says what a resumed run has behind it."""
 
         # Optimizer step.
         self.optimizer = torch.optim.AdamW(
@@ -304,10 +319,32 @@ class Trainer:
                 )
         if state["dataset_digest"] != self.digest and self.mesh.is_main:
             logger.warning("latents.path has other training samples than at %s; the order is new", checkpoint.name)
+        self.samples_consumed = Counter(state["samples_consumed"])
         self._describe()
         if self.mesh.is_main:
             logger.info("resuming from %s", checkpoint)
         return int(state["step"])
+
+    def _source_path(self, index: int) -> str:
+        """Of the dataset that holds a training sample."""
+        if not isinstance(self.store, MixedDataset):
+            return self.store.path
+        return self.store.source_paths[self.store.source_of(self.loader.entries[index])]
+
+    def _report_tails(self) -> None:
+        order = self.order
+        for count, what in (
+            (order.repeated_per_epoch, "repeats that fill"),
+            (order.dropped_per_epoch, "left out with"),
+        ):
+            if count:
+                logger.info(
+                    "%d of %d samples per epoch are %s the last batch of a bucket; a smaller "
+                    "training.global_batch_size has fewer",
+                    count,
+                    order.samples_per_epoch + order.dropped_per_epoch,
+                    what,
+                )
 
     def _describe(self) -> None:
         def write() -> None:
@@ -318,10 +355,22 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         """What must not change between the parts of one run, by config key."""
-        return {"seed": self.config.seed, "training.global_batch_size": self.config.training.global_batch_size}
+        training = self.config.training
+        names = ("global_batch_size", "tokens_per_batch", "bucket_batch_sizes", "tail")
+        weights = [source.weight for source in self.config.latents.sources]
+        return {
+            "seed": self.config.seed,
+            "latents.sources": weights,
+            **{f"training.{name}": getattr(training, name) for name in names},
+        }
 
     def _save(self, done: int) -> None:
-        state = {"step": done, "dataset_digest": self.digest, **self._identity()}
+        state = {
+            "step": done,
+            "dataset_digest": self.digest,
+            "samples_consumed": dict(self.samples_consumed),
+            **self._identity(),
+        }
         save_checkpoint(
             self.output / "checkpoints",
             done,
@@ -358,6 +407,7 @@ class Trainer:
         frames = self.mesh.data_degree * sum(batch.num_frames for batch in batches)
         tokens = self.mesh.data_degree * sum(self._num_tokens(batch) for batch in batches)
         batch = self.order.batch(step)
+        self.samples_consumed.update(self._source_path(index) for index in batch.indices)
         return {
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -366,6 +416,7 @@ class Trainer:
             "epoch": batch.epoch,
             "bucket": "x".join(map(str, batch.bucket)),
             "samples": len(batch.indices),
+            "samples_consumed": dict(self.samples_consumed),
             "frames": frames,
             "tokens": tokens,
             "frames_per_second": frames / seconds,

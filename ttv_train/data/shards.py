@@ -72,6 +72,7 @@ class LatentStore:
     Attributes:
         manifest_digest: SHA-256 of the manifest: it stands for every byte of the dataset.
         fingerprint: of the settings that it was encoded with; compare with `encoder_fingerprint(config)`.
+        encoders: fingerprints of the VAE and the text encoder alone; compare with `encoder_fingerprints(config)`.
         normalization: to be applied to every sample's latents.
         num_quarantined: clips and files that were left out.
         entries: the samples, in the order of the dataset.
@@ -88,7 +89,9 @@ class LatentStore:
         self.fingerprint = manifest.fingerprint
         self.normalization = manifest.normalization
         self.num_quarantined = manifest.num_quarantined
-        self.entries = read_index(self._store, manifest).entries
+        index = read_index(self._store, manifest)
+        self.encoders = (index.vae_fingerprint, index.text_encoder_fingerprint)
+        self.entries = index.entries
 
     @classmethod
     def open(cls, path: str) -> "LatentStore":

@@ -7,7 +7,7 @@ from ttv_train.encoders.fingerprint import fingerprint
 from ttv_train.encoders.text import TextEncoder, build_text_encoder
 from ttv_train.encoders.vae import VideoVae, build_vae
 
-__all__ = ["dataset_fingerprint", "encoder_fingerprint"]
+__all__ = ["dataset_fingerprint", "encoder_fingerprint", "encoder_fingerprints"]
 
 
 def encoder_fingerprint(config: RunConfig) -> str:
@@ -22,6 +22,12 @@ def encoder_fingerprint(config: RunConfig) -> str:
     cpu = torch.device("cpu")
     vae, text_encoder = build_vae(config.vae, cpu), build_text_encoder(config.text_encoder, cpu)
     return dataset_fingerprint(vae, text_encoder, config.dataset)
+
+
+def encoder_fingerprints(config: RunConfig) -> tuple[str, str]:
+    """Digests of the VAE and of the text encoder, whatever dataset they encode. Raises as `encoder_fingerprint`."""
+    cpu = torch.device("cpu")
+    return build_vae(config.vae, cpu).fingerprint, build_text_encoder(config.text_encoder, cpu).fingerprint
 
 
 def dataset_fingerprint(vae: VideoVae, text_encoder: TextEncoder, dataset: DatasetConfig) -> str:

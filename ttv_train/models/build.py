@@ -50,7 +50,7 @@ def parallelize_model(
     sequence: SequenceParallel,
     compute_dtype: torch.dtype,
 ) -> None:
-    """Makes a plain `model`, the same on every rank, one that `mesh` shares: first its sequence, then its parameters."""
+    """Makes a plain `model`, the same on every rank, one that `mesh` shares: its sequence, then its parameters."""
     family.install_attention(model, sequence)
     parallelize_sequence(model, family.sequence_plan, sequence)
     model.to(mesh.device)

@@ -1,0 +1,73 @@
+"""Several encoded datasets as one."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from ttv_train.config import LatentsConfig
+from ttv_train.data.shards import LatentEntry, LatentSample, LatentStore
+from ttv_train.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+def open_latents(config: LatentsConfig) -> "LatentStore | MixedDataset":
+    """What `latents.sources` names, or else `latents.path`. Raises UserError if it is absent or damaged."""
+    if config.sources:
+        return MixedDataset([LatentStore.open(source.path) for source in config.sources])
+    return LatentStore.open(config.path)
+
+
+class MixedDataset:
+    """The samples of several latent stores that were made by the same encoders.
+
+    A clip that several stores hold counts for the first of them.
+
+    Raises:
+        UserError: two stores were made by different encoders, or one adds nothing to those before it.
+    """
+
+    def __init__(self, stores: Sequence[LatentStore]) -> None:
+        first = stores[0]
+        for store in stores:
+            if store.encoders != first.encoders:
+                raise UserError(
+                    f"latents.sources: {first.path} and {store.path} were encoded with different vae or text_encoder "
+                    "settings; encode one of them again with the settings of the other"
+                )
+        self.path = ", ".join(store.path for store in stores)
+        self.fingerprint = hashlib.sha256("\n".join(store.fingerprint for store in stores).encode()).hexdigest()
+        self.encoders = first.encoders
+        self.normalization = first.normalization
+        self.num_quarantined = sum(store.num_quarantined for store in stores)
+        self._stores = stores
+        self._source_of: dict[str, int] = {}
+        self.entries: list[LatentEntry] = []
+        for source, store in enumerate(stores):
+            new = [entry for entry in store.entries if entry.key not in self._source_of]
+            if not new:
+                raise UserError(f"latents.sources {store.path}: earlier sources hold every sample of it; remove it")
+            if len(new) < len(store.entries):
+                count = len(store.entries) - len(new)
+                logger.warning("latents.sources %s: %d samples are in an earlier source as well", store.path, count)
+            self._source_of.update((entry.key, source) for entry in new)
+            self.entries += new
+
+    def source_of(self, entry: LatentEntry) -> int:
+        """Number of the store that holds a sample."""
+        return self._source_of[entry.key]
+
+    @property
+    def source_paths(self) -> list[str]:
+        """Paths of the stores, by their number."""
+        return [store.path for store in self._stores]
+
+    def read(self, entry: LatentEntry) -> LatentSample:
+        """One sample, verified. Raises CorruptSampleError."""
+        return self._stores[self.source_of(entry)].read(entry)
+
+    def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embedding (L, D) and mask (L,) of the empty prompt."""
+        return self._stores[0].null_prompt()
