@@ -202,9 +202,10 @@ class SequenceParallelConfig(Section):
     """Ranks that share one sequence; it must divide the number of ranks."""
     ulysses_degree: int | None = Field(None, ge=1)
     """Ranks of one ulysses group of `usp`; the rest of `degree` is ring."""
-    ring_mode: Literal["rotate", "gather"] = "rotate"
+    ring_mode: Literal["auto", "rotate", "gather"] = "auto"
     """`rotate` overlaps transfers with compute and keeps two blocks of keys; `gather` sends two thirds of its bytes at
-    once and keeps all keys, for short sequences. Of `ring` and `usp`."""
+    once and keeps all keys. `auto` gathers where a rank has too few tokens to hide a transfer behind, or key/value
+    heads are so few that all keys are no more than its own queries. Of `ring` and `usp`."""
     ring_gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which key and value gradients add up around the ring. `bfloat16` halves their bytes and rounds at each
     rank."""
@@ -219,6 +220,10 @@ class SequenceParallelConfig(Section):
             )
         if self.scheme != "usp" and self.ulysses_degree is not None:
             raise ValueError(f"ulysses_degree belongs to scheme usp, not {self.scheme}: leave it out")
+        if self.scheme not in ("ring", "usp"):
+            for key in ("ring_mode", "ring_gradient_dtype"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} belongs to schemes ring and usp, not {self.scheme}: leave it out")
         return self
 
 
@@ -230,6 +235,9 @@ class ParallelConfig(Section):
     """True frees gathered parameters after the forward pass (ZeRO-3); False keeps them until backward (ZeRO-2)."""
     activation_checkpointing: bool = False
     """Recompute each transformer block in backward instead of keeping its activations."""
+    keep_attention: bool = False
+    """With `activation_checkpointing`: keep what attention and its exchanges return, which costs a few hidden tensors
+    per block; recomputing a block then repeats neither."""
     timeout_seconds: float = Field(600.0, gt=0)
     """A collective that takes longer fails on every rank."""
 

@@ -8,18 +8,20 @@ from ttv_train.parallel.sequence.base import SequenceParallel
 
 SCHEMES: dict[str, dict[str, str]] = {
     "ulysses": {"scheme": "ulysses"},
-    "ring": {"scheme": "ring"},
+    "ring": {"scheme": "ring", "ring_mode": "rotate"},
     "ring-gather": {"scheme": "ring", "ring_mode": "gather"},
-    "usp": {"scheme": "usp"},
+    "usp": {"scheme": "usp", "ring_mode": "rotate"},
     "usp-gather": {"scheme": "usp", "ring_mode": "gather"},
 }
+BALANCED = {"causal-ring": "ring", "causal-usp": "usp"}
+"""Rings in which every rank holds an early and a late run of tokens."""
 
 
 def build_scheme(name: str, group: dist.ProcessGroup | None = None, **settings: object) -> SequenceParallel:
     """The scheme over `group`, by default all ranks; usp takes ulysses groups of 2 where 2 divides the degree."""
     group = group or dist.group.WORLD
     degree = dist.get_world_size(group)
-    fields = {**SCHEMES[name], "degree": degree, **settings}
+    fields = {**SCHEMES[BALANCED.get(name, name)], "degree": degree, **settings}
     if fields["scheme"] == "usp":
         fields.setdefault("ulysses_degree", 2 if degree % 2 == 0 else degree)
-    return build_sequence_parallel(SequenceParallelConfig.model_validate(fields), group)
+    return build_sequence_parallel(SequenceParallelConfig.model_validate(fields), group, causal=name in BALANCED)

@@ -15,8 +15,8 @@ from ttv_train.parallel.sequence.dsp import DynamicSequenceParallel
 from ttv_train.parallel.sequence.none import NoSequenceParallel
 
 
-def _cut_and_join(rank: int, world_size: int, length: int):
-    sequence = build_scheme("ulysses")
+def _cut_and_join(rank: int, world_size: int, scheme: str, length: int):
+    sequence = build_scheme(scheme)
     x = torch.arange(2.0 * length * 3, dtype=torch.float64).view(2, length, 3).requires_grad_()
     local = sequence.shard(x, 1)
     placed = sequence.join(local * 2, -2)
@@ -24,27 +24,24 @@ def _cut_and_join(rank: int, world_size: int, length: int):
     with sequence.gathering(), torch.no_grad():
         gathered = sequence.join(local, 1)
     assert sequence.join_mode == "place"
-    owned = sequence.owned(length)
-    return x.detach(), local.detach(), placed.detach(), gathered, x.grad, (owned.start, owned.stop)
+    return x.detach(), local.detach(), placed.detach(), gathered, x.grad, sequence.owned(length)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_cutting_placing_and_gathering(world_size, length):
-    results = run_ranks(world_size, _cut_and_join, length)
-    ends = [0]
-    for x, local, placed, gathered, gradient, (start, stop) in results:
-        assert start == ends[-1]
-        ends.append(stop)
-        torch.testing.assert_close(local, x[:, start:stop], rtol=0, atol=0)
+@pytest.mark.parametrize("scheme", ["ulysses", "causal-ring", "causal-usp"])
+def test_cutting_placing_and_gathering(scheme, world_size, length):
+    results = run_ranks(world_size, _cut_and_join, scheme, length)
+    for x, local, placed, gathered, gradient, owned in results:
+        torch.testing.assert_close(local, x[:, owned], rtol=0, atol=0)
         expected = torch.zeros_like(x)
-        expected[:, start:stop] = 2 * x[:, start:stop]
+        expected[:, owned] = 2 * x[:, owned]
         torch.testing.assert_close(placed, expected, rtol=0, atol=0)
         torch.testing.assert_close(gathered, x, rtol=0, atol=0)
         # Each rank has the gradient of its own tokens and of no others.
-        assert (gradient[:, start:stop] == 2).all()
-        assert gradient.sum() == 2 * 2 * 3 * (stop - start)
-    assert ends[-1] == length
+        assert (gradient[:, owned] == 2).all()
+        assert gradient.sum() == 2 * 2 * 3 * len(owned)
+    assert sorted(torch.cat([result[-1] for result in results]).tolist()) == list(range(length))
 
 
 def _gather_with_gradient(rank: int, world_size: int) -> None:

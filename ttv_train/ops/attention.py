@@ -45,6 +45,30 @@ def attention(
     )
 
 
+def block_causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_length: int, scale: float | None = None
+) -> torch.Tensor:
+    """Attention in which a token sees its own block of `block_length` tokens and the blocks before it.
+
+    Args:
+        query: (B, H, S, D).
+        key, value: (B, G, S, D) of the same tokens.
+
+    Returns:
+        (B, H, S, D).
+    """
+    if block_length == 1:
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+    # Block by block, the keys that are seen are a prefix: no mask is needed, and nothing unseen is computed.
+    stops = [min(start + block_length, query.shape[2]) for start in range(0, query.shape[2], block_length)]
+    blocks = [
+        attention(queries, key[:, :, :stop], value[:, :, :stop], scale=scale)
+        for queries, stop in zip(query.split(block_length, dim=2), stops, strict=True)
+    ]
+    return torch.cat(blocks, dim=2)
+
+
 def joint_key_mask(text_mask: torch.Tensor | None, num_video_tokens: int) -> torch.Tensor | None:
     """The key mask of text followed by video: text as `text_mask` (B, L) says, every video token.
 

@@ -40,9 +40,10 @@ def shard_model(
     blocks = list(blocks)
     if config.activation_checkpointing:
         targets = set(blocks)
+        contexts = partial(sequence.checkpoint_contexts, keep_attention=config.keep_attention)
         apply_activation_checkpointing(
             model,
-            checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=sequence.checkpoint_contexts),
+            checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=contexts),
             check_fn=lambda module: module in targets,
         )
     for block in blocks:

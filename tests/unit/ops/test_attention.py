@@ -1,6 +1,7 @@
 """Every attention kernel that this machine has, against softmax attention and its autograd gradient."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,6 +47,24 @@ def test_kernel_equals_softmax_attention(kernel, dtype, key_heads, masked):
     assert lse.dtype == torch.promote_types(dtype, torch.float32)
     for actual, expected in zip((out, lse, *grads), (expected_out, expected_lse, *expected_grads), strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("kernel", LOCAL_KERNELS, ids=lambda kernel: kernel.name)
+def test_causal_kernel_equals_a_mask(kernel, key_heads):
+    block = replace(_block(key_heads=key_heads, keys=7), causal=True)
+    leaves = [x.clone().requires_grad_() for x in (block.query, block.key, block.value)]
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    logits = leaves[0] @ leaves[1].repeat_interleave(4 // key_heads, 1).mT * block.scale
+    logits = logits.masked_fill(later, -math.inf)
+    expected = logits.softmax(-1) @ leaves[2].repeat_interleave(4 // key_heads, 1)
+    grad_out = _draw(2, 4, 7, 8, seed=9)
+    expected_grads = torch.autograd.grad(expected, leaves, grad_out)
+
+    out, lse = kernel.forward(block)
+    grads = kernel.backward(block, grad_out, out, lse)
+    for actual, wanted in zip((out, lse, *grads), (expected, logits.logsumexp(-1), *expected_grads), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", LOCAL_KERNELS, ids=lambda kernel: kernel.name)

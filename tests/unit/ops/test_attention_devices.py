@@ -19,10 +19,14 @@ from ttv_train.ops.attention_kernels.npu import NPU, STATISTICS
 from ttv_train.ops.attention_kernels.reference import REFERENCE
 
 
-def _block(dtype: torch.dtype, masked: bool, key_heads: int = 4, device: str = "cpu") -> AttentionBlock:
+def _block(
+    dtype: torch.dtype, masked: bool, key_heads: int = 4, device: str = "cpu", causal: bool = False
+) -> AttentionBlock:
     def draw(heads: int, tokens: int) -> torch.Tensor:
         return torch.randn(2, tokens, heads, 16, dtype=dtype, device=device).transpose(1, 2)
 
+    if causal:
+        return AttentionBlock(draw(4, 7), draw(key_heads, 7), draw(key_heads, 7), None, 0.3, causal=True)
     mask = torch.arange(9, device=device) < torch.tensor([[4], [9]], device=device) if masked else None
     return AttentionBlock(draw(4, 7), draw(key_heads, 9), draw(key_heads, 9), mask, 0.3)
 
@@ -38,8 +42,9 @@ def _block(dtype: torch.dtype, masked: bool, key_heads: int = 4, device: str = "
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_torch_cuda_kernels_take_their_arguments(kernel, dtype, masked, key_heads):
-    block = _block(dtype, masked, key_heads, device="meta")
+@pytest.mark.parametrize("causal", [False, True])
+def test_torch_cuda_kernels_take_their_arguments(kernel, dtype, masked, key_heads, causal):
+    block = _block(dtype, masked, key_heads, "meta", causal)
     out, lse = kernel.forward(block)
     assert out.shape == block.query.shape
     assert (lse.shape, lse.dtype) == ((2, 4, 7), torch.float32)
@@ -59,17 +64,17 @@ def _stand_in_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
         q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes,
         return_softmax,
     ):  # fmt: skip
-        assert (dropout_p, causal, window_size_left, window_size_right, softcap) == (0.0, False, -1, -1, 0.0)
-        out, lse = REFERENCE.forward(AttentionBlock(*_heads_first(q, k, v), None, softmax_scale))
+        assert (dropout_p, window_size_left, window_size_right, softcap) == (0.0, -1, -1, 0.0)
+        out, lse = REFERENCE.forward(AttentionBlock(*_heads_first(q, k, v), None, softmax_scale, causal))
         return out.transpose(1, 2).contiguous(), lse, None, None
 
     def backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
         window_size_right, softcap, alibi_slopes, deterministic, rng_state=None,
     ):  # fmt: skip
-        assert (dropout_p, causal, window_size_left, window_size_right, softcap) == (0.0, False, -1, -1, 0.0)
+        assert (dropout_p, window_size_left, window_size_right, softcap) == (0.0, -1, -1, 0.0)
         assert softmax_lse.is_contiguous()
-        block = AttentionBlock(*_heads_first(q, k, v), None, softmax_scale)
+        block = AttentionBlock(*_heads_first(q, k, v), None, softmax_scale, causal)
         grads = REFERENCE.backward(block, *_heads_first(dout, out), softmax_lse)
         for target, grad in zip((dq, dk, dv), grads, strict=True):
             assert target.is_contiguous()
@@ -86,16 +91,19 @@ def _stand_in_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch_npu: a mask is True where a key is left out; a row's maximum and sum stand for its log-sum-exp."""
     module = ModuleType("torch_npu")
 
-    def kept(atten_mask):
+    def block_of(query, key, value, atten_mask, scale):
         if atten_mask is None:
-            return None
+            return AttentionBlock(query, key, value, None, scale)
         assert atten_mask.dtype == torch.bool
+        if atten_mask.dim() == 2:
+            assert torch.equal(atten_mask, torch.ones(7, 7).triu(1).bool())
+            return AttentionBlock(query, key, value, None, scale, causal=True)
         assert atten_mask.shape == (2, 1, 7, 9)
-        return ~atten_mask[:, 0, 0]
+        return AttentionBlock(query, key, value, ~atten_mask[:, 0, 0], scale)
 
     def npu_fusion_attention(query, key, value, head_num, input_layout, *, atten_mask, scale):
         assert (head_num, input_layout) == (query.shape[1], "BNSD")
-        out, lse = REFERENCE.forward(AttentionBlock(query, key, value, kept(atten_mask), scale))
+        out, lse = REFERENCE.forward(block_of(query, key, value, atten_mask, scale))
         maximum = (lse - 0.5)[..., None].expand(-1, -1, -1, STATISTICS)
         return out, maximum, torch.full_like(maximum, 0.5).exp(), None, 0, 0, 0
 
@@ -116,7 +124,7 @@ def _stand_in_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (head_num, input_layout) == (query.shape[1], "BNSD")
         assert softmax_max.shape == softmax_sum.shape == (2, 4, 7, STATISTICS)
         lse = (softmax_max + softmax_sum.log())[..., 0]
-        block = AttentionBlock(query, key, value, kept(atten_mask), scale_value)
+        block = block_of(query, key, value, atten_mask, scale_value)
         return *REFERENCE.backward(block, dy, attention_in, lse), None, None
 
     module.npu_fusion_attention, module.npu_fusion_attention_grad = npu_fusion_attention, npu_fusion_attention_grad
@@ -124,14 +132,20 @@ def _stand_in_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stand_in", "masked"),
-    [(FLASH_ATTN, _stand_in_flash_attn, False), (NPU, _stand_in_torch_npu, False), (NPU, _stand_in_torch_npu, True)],
-    ids=["flash_attn", "npu", "npu-masked"],
+    ("kernel", "stand_in", "masked", "causal"),
+    [
+        (FLASH_ATTN, _stand_in_flash_attn, False, False),
+        (FLASH_ATTN, _stand_in_flash_attn, False, True),
+        (NPU, _stand_in_torch_npu, False, False),
+        (NPU, _stand_in_torch_npu, True, False),
+        (NPU, _stand_in_torch_npu, False, True),
+    ],
+    ids=["flash_attn", "flash_attn-causal", "npu", "npu-masked", "npu-causal"],
 )
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_packages_are_called_by_their_conventions(kernel, stand_in, masked, key_heads, monkeypatch):
+def test_packages_are_called_by_their_conventions(kernel, stand_in, masked, causal, key_heads, monkeypatch):
     stand_in(monkeypatch)
-    block = _block(torch.float32, masked, key_heads)
+    block = _block(torch.float32, masked, key_heads, causal=causal)
     out, lse = kernel.forward(block)
     expected_out, expected_lse = REFERENCE.forward(block)
     torch.testing.assert_close(out, expected_out)

@@ -32,6 +32,8 @@ class AttentionBlock:
     """(B, K) bool, True where a key may be attended to."""
     scale: float
     """Factor of the logits."""
+    causal: bool = False
+    """Queries and keys are the same tokens, and a query attends to the keys up to its own. Never with a mask."""
 
     def additive_mask(self) -> torch.Tensor | None:
         """(B, 1, 1, K): 0 where a key may be attended to, -inf elsewhere."""

@@ -7,7 +7,13 @@ from ttv_train.ops.attention_kernels.base import HALF, AttentionBlock, Attention
 
 def forward(block: AttentionBlock) -> TensorPair:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        block.query, block.key, block.value, attn_mask=block.additive_mask(), scale=block.scale
+        block.query,
+        block.key,
+        block.value,
+        0.0,
+        block.causal,
+        attn_mask=block.additive_mask(),
+        scale=block.scale,
     )
     return out, lse
 
@@ -21,7 +27,7 @@ def backward(block: AttentionBlock, grad_out: torch.Tensor, out: torch.Tensor, l
         out,
         lse,
         0.0,
-        False,
+        block.causal,
         attn_mask=block.additive_mask(),
         scale=block.scale,
     )

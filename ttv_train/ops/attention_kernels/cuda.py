@@ -23,7 +23,7 @@ def _flash_attn_forward(block: AttentionBlock) -> TensorPair:
         *(x.transpose(1, 2) for x in (block.query, block.key, block.value)),
         dropout_p=0.0,
         softmax_scale=block.scale,
-        causal=False,
+        causal=block.causal,
         window_size_left=-1,
         window_size_right=-1,
         softcap=0.0,
@@ -50,7 +50,7 @@ def _flash_attn_backward(
         *grads,
         dropout_p=0.0,
         softmax_scale=block.scale,
-        causal=False,
+        causal=block.causal,
         window_size_left=-1,
         window_size_right=-1,
         softcap=0.0,
@@ -64,7 +64,7 @@ def _flash_attn_backward(
 
 def _flash_forward(block: AttentionBlock) -> TensorPair:
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        block.query, block.key, block.value, scale=block.scale
+        block.query, block.key, block.value, 0.0, block.causal, scale=block.scale
     )
     return out, lse
 
@@ -86,7 +86,7 @@ def _flash_backward(
         block.query.shape[2],
         block.key.shape[2],
         0.0,
-        False,
+        block.causal,
         unused,
         unused,
         scale=block.scale,
@@ -104,7 +104,7 @@ def _efficient_bias(block: AttentionBlock) -> torch.Tensor | None:
 
 def _efficient_forward(block: AttentionBlock) -> TensorPair:
     out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        block.query, block.key, block.value, _efficient_bias(block), True, scale=block.scale
+        block.query, block.key, block.value, _efficient_bias(block), True, 0.0, block.causal, scale=block.scale
     )
     return out, lse[..., : block.query.shape[2]]
 
@@ -126,6 +126,7 @@ def _efficient_backward(
         unused,
         0.0,
         [True, True, True, False],
+        block.causal,
         scale=block.scale,
     )
     return grad_query, grad_key, grad_value

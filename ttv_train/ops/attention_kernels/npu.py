@@ -13,7 +13,10 @@ STATISTICS = 8
 
 
 def _mask(block: AttentionBlock) -> torch.Tensor | None:
-    """(B, 1, Q, K) bool."""
+    """(B, 1, Q, K) bool, or (Q, K) when it is causal."""
+    if block.causal:
+        Q, K = block.query.shape[2], block.key.shape[2]
+        return torch.ones(Q, K, dtype=torch.bool, device=block.query.device).triu(1)
     if block.key_mask is None:
         return None
     return ~block.key_mask[:, None, None, :].expand(-1, 1, block.query.shape[2], -1)

@@ -1,6 +1,8 @@
 """Attention in plain torch: any device, any type; the logits are materialized. It is what other kernels are tested
 against, and what runs where none of them fits."""
 
+import math
+
 import torch
 
 from ttv_train.ops.attention_kernels.base import AttentionBlock, AttentionKernel, TensorPair, TensorTriple
@@ -19,6 +21,9 @@ def _in_high_precision(block: AttentionBlock) -> TensorTriple:
 
 def _logits(block: AttentionBlock, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     logits = query @ key.mT * block.scale
+    if block.causal:
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+        return logits.masked_fill(later, -math.inf)
     mask = block.additive_mask()
     return logits if mask is None else logits + mask
 

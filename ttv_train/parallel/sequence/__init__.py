@@ -38,8 +38,15 @@ def check_heads(config: SequenceParallelConfig, num_heads: int) -> None:
         )
 
 
-def build_sequence_parallel(config: SequenceParallelConfig, group: dist.ProcessGroup) -> SequenceParallel:
-    """The scheme of `config` over `group`, whose ranks share each sequence. They all call it together."""
+def build_sequence_parallel(
+    config: SequenceParallelConfig, group: dist.ProcessGroup, causal: bool = False
+) -> SequenceParallel:
+    """The scheme of `config` over `group`, whose ranks share each sequence. They all call it together.
+
+    Args:
+        causal: the model's attention is causal or block-causal; ranks of a ring then hold tokens so that each has the
+            same work.
+    """
     if config.degree == 1:
         return NoSequenceParallel()
     assert dist.get_world_size(group) == config.degree
@@ -49,10 +56,10 @@ def build_sequence_parallel(config: SequenceParallelConfig, group: dist.ProcessG
         case "ulysses":
             return UlyssesSequenceParallel(group)
         case "ring":
-            return RingSequenceParallel(group, config.ring_mode, gradient_dtype)
+            return RingSequenceParallel(group, config.ring_mode, gradient_dtype, causal)
         case "usp":
             assert config.ulysses_degree is not None
-            return UnifiedSequenceParallel(group, config.ulysses_degree, config.ring_mode, gradient_dtype)
+            return UnifiedSequenceParallel(group, config.ulysses_degree, config.ring_mode, gradient_dtype, causal)
         case "dsp":
             return DynamicSequenceParallel(group)
         case "none":

@@ -10,7 +10,7 @@ of all ranks; a replicated tensor gets on each rank the gradient of what that ra
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from ttv_train.parallel import collectives
-from ttv_train.parallel.sequence.shapes import owned_slice, split_sizes
+from ttv_train.parallel.sequence.causal import Runs, contiguous_runs, num_tokens
 
 TextTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Query, key and value of the text tokens, each (B, heads, L, D), the same on every rank."""
@@ -50,6 +50,15 @@ def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any
         yield
 
 
+def in_order(rows: torch.Tensor, runs_of_ranks: Sequence[Runs]) -> torch.Tensor:
+    """Rows (S, ...) in the order of the sequence, from rows in the order of the ranks."""
+    runs = [run for runs in runs_of_ranks for run in runs]
+    if runs == sorted(runs, key=lambda run: run.start):
+        return rows
+    pieces = zip(runs, rows.split([run.stop - run.start for run in runs]), strict=True)
+    return torch.cat([piece for _, piece in sorted(pieces, key=lambda pair: pair[0].start)])
+
+
 class SequenceParallel(ABC):
     """One scheme over one process group. Models call it at the same places under every scheme.
 
@@ -70,9 +79,15 @@ class SequenceParallel(ABC):
         self._lengths: dict[str, int] = {}
         self._agreed: set[str] = set()
 
-    def owned(self, length: int) -> slice:
-        """The positions that this rank holds of a sequence of `length` tokens; empty when there are too few."""
-        return owned_slice(length, self.degree, self.rank)
+    def runs(self, length: int) -> list[Runs]:
+        """The positions that each rank holds of a sequence of `length` tokens: one run of them, empty when there are
+        too few tokens. Schemes that balance causal attention give each rank several."""
+        return contiguous_runs(length, self.degree)
+
+    def owned(self, length: int) -> torch.Tensor:
+        """The positions that this rank holds of a sequence of `length` tokens, int64, in the order in which it does."""
+        positions = torch.arange(length)
+        return torch.cat([positions[run] for run in self.runs(length)[self.rank]])
 
     def local_sizes(self, name: str = "tokens") -> list[int]:
         """How many tokens of the recorded sequence each rank holds.
@@ -80,9 +95,13 @@ class SequenceParallel(ABC):
         Raises:
             ValueError: no sequence of that name was sharded.
         """
+        return [num_tokens(runs) for runs in self.runs(self.length(name))]
+
+    def length(self, name: str = "tokens") -> int:
+        """How many tokens the recorded sequence has. Raises ValueError as `local_sizes` does."""
         if name not in self._lengths:
             raise ValueError(f"no sequence {name!r} has been sharded; known: {', '.join(self._lengths) or 'none'}")
-        return split_sizes(self._lengths[name], self.degree)
+        return self._lengths[name]
 
     def record_length(self, length: int, name: str = "tokens") -> None:
         """Records the length of a whole sequence, for callers that cut it themselves by `owned`."""
@@ -97,9 +116,9 @@ class SequenceParallel(ABC):
         """
         length = x.shape[dim]
         self.record_length(length, name)
-        owned = self.owned(length)
         # A copy, so that the tokens of other ranks are freed with `x`.
-        return x.narrow(dim, owned.start, owned.stop - owned.start).clone(memory_format=torch.contiguous_format)
+        pieces = [x.narrow(dim, run.start, run.stop - run.start) for run in self.runs(length)[self.rank]]
+        return torch.cat(pieces, dim).contiguous()
 
     def join(self, x: torch.Tensor, dim: int, name: str = "tokens") -> torch.Tensor:
         """The whole sequence from local tokens, as `join_mode` says.
@@ -113,17 +132,20 @@ class SequenceParallel(ABC):
         sizes = self.local_sizes(name)
         dim = dim % x.dim()
         assert x.shape[dim] == sizes[self.rank], (tuple(x.shape), dim, sizes)
-        shape = (*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :])
+        runs = self.runs(sum(sizes))
         if self.join_mode == "place":
-            owned = self.owned(sum(sizes))
-            return torch.slice_scatter(x.new_zeros(shape), x, dim, owned.start, owned.stop)
+            whole = x.new_zeros((*x.shape[:dim], sum(sizes), *x.shape[dim + 1 :]))
+            pieces = x.split([run.stop - run.start for run in runs[self.rank]], dim)
+            for run, piece in zip(runs[self.rank], pieces, strict=True):
+                whole = torch.slice_scatter(whole, piece, dim, run.start, run.stop)
+            return whole
         if torch.is_grad_enabled() and x.requires_grad:
             raise ValueError("join mode 'gather' has no gradient: sample under torch.no_grad(), train with 'place'")
         assert self.group is not None
         rows = x.detach().movedim(dim, 0).contiguous()
         output = rows.new_empty((sum(sizes), *rows.shape[1:]))
         collectives.all_gather_rows(output, rows, sizes, self.group, "join").wait()
-        return output.movedim(0, dim)
+        return in_order(output, runs).movedim(0, dim)
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -150,6 +172,7 @@ class SequenceParallel(ABC):
         text: TextTensors | None = None,
         text_mask: torch.Tensor | None = None,
         scale: float | None = None,
+        causal_block: int | None = None,
         name: str = "tokens",
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attention of local video tokens, and of the text tokens if given, to all video and text tokens.
@@ -163,6 +186,9 @@ class SequenceParallel(ABC):
             text: text query (B, H, L, D), key and value (B, G, L, D).
             text_mask: (B, L) bool, True where a text token may be attended to.
             scale: factor of the logits, by default D ** -0.5.
+            causal_block: a token attends to its own block of so many tokens and to those before it: 1 is causal
+                attention, the tokens of a frame are that of autoregressive video. Without text, which such models
+                attend to by cross attention.
             name: the record of the sequence that was sharded.
 
         Returns:
@@ -170,10 +196,13 @@ class SequenceParallel(ABC):
             rank.
 
         Raises:
-            ValueError: ranks disagree about the shapes (on every rank), or a mask is given without text.
+            ValueError: ranks disagree about the shapes (on every rank), a mask is given without text, or text with
+                `causal_block`.
         """
         if text_mask is not None and text is None:
             raise ValueError("text_mask without text")
+        if causal_block is not None and text is not None:
+            raise ValueError("causal_block with text: attend to text by cross attention")
         if self.attention_exchanges:
             sizes = self.local_sizes(name)
             assert query.shape[2] == key.shape[2] == sizes[self.rank], (query.shape, key.shape, sizes)
@@ -184,10 +213,11 @@ class SequenceParallel(ABC):
                     "key/value heads": key.shape[1],
                     "head channels": query.shape[3],
                     "text tokens": -1 if text is None else text[0].shape[2],
+                    "causal block": causal_block or 0,
                     "dtype": DTYPES.index(query.dtype),
                 }
                 self._check_agreement(name, facts, query.device)
-        return self._attention(query, key, value, text, text_mask, scale, name)
+        return self._attention(query, key, value, text, text_mask, scale, causal_block, name)
 
     @abstractmethod
     def _attention(
@@ -198,6 +228,7 @@ class SequenceParallel(ABC):
         text: TextTensors | None,
         text_mask: torch.Tensor | None,
         scale: float | None,
+        causal_block: int | None,
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 

@@ -4,6 +4,7 @@ Operators without autograd; `ring` puts them together. A block is the keys and v
 (B, G, S_r, D) each; all take the tokens per rank, and this rank in the group of that name.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from ttv_train.ops.attention import block_attention, block_attention_backward, merge_
 from ttv_train.ops.attention_kernels import AttentionBlock
 from ttv_train.parallel import collectives
+from ttv_train.parallel.sequence.causal import Rectangle, unflatten_runs, visible_rectangles
 from ttv_train.parallel.sequence.operators import group_named, operator
 
 PURPOSE = "ring"
@@ -45,6 +47,17 @@ class _Ring:
         return ArrivingBlock(transfer, arriving)
 
 
+class _Sight:
+    """What this rank's queries see of the block of a rank, under causal attention."""
+
+    def __init__(self, causal_block: int, run_bounds: list[int], run_counts: list[int], rank: int) -> None:
+        self.block_length, self.rank = causal_block, rank
+        self.runs = unflatten_runs(run_bounds, run_counts)
+
+    def of(self, peer: int) -> list[Rectangle]:
+        return visible_rectangles(self.runs[self.rank], self.runs[peer], self.block_length)
+
+
 def _accumulator_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -58,6 +71,9 @@ def _ring_attention_shapes(
     text_mask: torch.Tensor | None,
     scale: float,
     block_sizes: list[int],
+    causal_block: int,
+    run_bounds: list[int],
+    run_counts: list[int],
     rank: int,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,11 +91,19 @@ def ring_attention(
     text_mask: torch.Tensor | None,
     scale: float,
     block_sizes: list[int],
+    causal_block: int,
+    run_bounds: list[int],
+    run_counts: list[int],
     rank: int,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of local queries (B, H, Q, D) to text and all blocks: output (B, H, Q, D), log-sum-exp (B, H, Q)."""
+    """Attention of local queries (B, H, Q, D) to text and all blocks: output (B, H, Q, D), log-sum-exp (B, H, Q).
+
+    With `causal_block` above 0, queries see the blocks only as far as `causal.visible_rectangles` says; the positions
+    of every rank's tokens are given by `causal.flatten_runs`.
+    """
     ring = _Ring(block_sizes, rank, group_name)
+    sight = _Sight(causal_block, run_bounds, run_counts, rank)
     merged: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def attend(key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
@@ -89,10 +113,27 @@ def ring_attention(
         out, lse = block_attention(AttentionBlock(query, key, value, mask, scale))
         merged = (out.to(lse.dtype), lse) if merged is None else (merged[0], merge_(*merged, out, lse))
 
+    def attend_causally(key: torch.Tensor, value: torch.Tensor, peer: int) -> None:
+        nonlocal merged
+        if merged is None:
+            dtype = _accumulator_dtype(query)
+            nothing = query.new_zeros(query.shape, dtype=dtype)
+            merged = nothing, query.new_full(query.shape[:3], -math.inf, dtype=dtype)
+        for part in sight.of(peer):
+            keys = key[:, :, part.key], value[:, :, part.key]
+            out, lse = block_attention(
+                AttentionBlock(query[:, :, part.query], *keys, None, scale, causal=part.diagonal)
+            )
+            so_far = merged[0][:, :, part.query], merged[1][:, :, part.query]
+            merged[1][:, :, part.query] = merge_(*so_far, out, lse)
+
     block = torch.stack((key, value))
     for step in range(ring.degree):
         arriving = ring.pass_on(block, step + 1) if step + 1 < ring.degree else None
-        attend(*block)
+        if causal_block:
+            attend_causally(block[0], block[1], (rank - step) % ring.degree)
+        else:
+            attend(*block)
         if step == 0 and text_key is not None and text_value is not None:
             attend(text_key, text_value, text_mask)
         if arriving is not None:
@@ -116,6 +157,9 @@ def _ring_backward_shapes(
     scale: float,
     gradient_dtype: torch.dtype,
     block_sizes: list[int],
+    causal_block: int,
+    run_bounds: list[int],
+    run_counts: list[int],
     rank: int,
     group_name: str,
 ) -> list[torch.Tensor]:
@@ -137,12 +181,16 @@ def ring_attention_backward(
     scale: float,
     gradient_dtype: torch.dtype,
     block_sizes: list[int],
+    causal_block: int,
+    run_bounds: list[int],
+    run_counts: list[int],
     rank: int,
     group_name: str,
 ) -> list[torch.Tensor]:
     """Gradients of the query, of the own block (2, B, G, S_r, D) from the queries of all ranks, and of the text's key
     and value if there are any. Those of blocks add up around the ring in `gradient_dtype`."""
     ring = _Ring(block_sizes, rank, group_name)
+    sight = _Sight(causal_block, run_bounds, run_counts, rank)
     grad_query = torch.zeros_like(query, dtype=_accumulator_dtype(query))
 
     def through(
@@ -154,6 +202,17 @@ def ring_attention_backward(
         grad_query.add_(through_query)
         return grad_key, grad_value
 
+    def through_causally(key: torch.Tensor, value: torch.Tensor, peer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        grads = [torch.zeros_like(x, dtype=grad_query.dtype) for x in (key, value)]
+        for part in sight.of(peer):
+            queries, keys = (slice(None), slice(None), part.query), (slice(None), slice(None), part.key)
+            block = AttentionBlock(query[queries], key[keys], value[keys], None, scale, causal=part.diagonal)
+            through_query, *shares = block_attention_backward(block, grad_out[queries], out[queries], lse[queries])
+            grad_query[queries] += through_query
+            for grad, share in zip(grads, shares, strict=True):
+                grad[keys] += share
+        return grads[0], grads[1]
+
     own = torch.stack((key, value))
     arriving = ring.pass_on(own, 1) if ring.degree > 1 else None
     grad_text: tuple[torch.Tensor, ...] = ()
@@ -164,7 +223,8 @@ def ring_attention_backward(
         # The blocks of the ranks before this one, nearest first; this rank's own last.
         block = own if arriving is None else arriving.receive()
         arriving = ring.pass_on(block, step + 1) if step + 1 < ring.degree else None
-        total = torch.stack(through(*block)).to(gradient_dtype)
+        grads = through_causally(block[0], block[1], (rank - step) % ring.degree) if causal_block else through(*block)
+        total = torch.stack(grads).to(gradient_dtype)
         if arriving_total is not None:
             total += arriving_total.receive()
         arriving_total = ring.pass_on(total, step + 1) if step < ring.degree else None

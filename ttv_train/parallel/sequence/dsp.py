@@ -94,6 +94,7 @@ class DynamicSequenceParallel(SequenceParallel):
         text: TextTensors | None,
         text_mask: torch.Tensor | None,
         scale: float | None,
+        causal_block: int | None,
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return local_attention(query, key, value, text, text_mask, scale)
+        return local_attention(query, key, value, text, text_mask, scale, causal_block)

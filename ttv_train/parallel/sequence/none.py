@@ -2,7 +2,7 @@
 
 import torch
 
-from ttv_train.ops.attention import attention, joint_key_mask
+from ttv_train.ops.attention import attention, block_causal_attention, joint_key_mask
 from ttv_train.parallel.sequence.base import SequenceParallel, TextTensors
 
 
@@ -13,8 +13,11 @@ def local_attention(
     text: TextTensors | None,
     text_mask: torch.Tensor | None,
     scale: float | None,
+    causal_block: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Joint attention over tokens that are all local; arguments and results as in `SequenceParallel.attention`."""
+    if causal_block is not None:
+        return block_causal_attention(query, key, value, causal_block, scale), None
     if text is None:
         return attention(query, key, value, scale=scale), None
     q, k, v = (
@@ -48,6 +51,7 @@ class NoSequenceParallel(SequenceParallel):
         text: TextTensors | None,
         text_mask: torch.Tensor | None,
         scale: float | None,
+        causal_block: int | None,
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return local_attention(query, key, value, text, text_mask, scale)
+        return local_attention(query, key, value, text, text_mask, scale, causal_block)

@@ -7,9 +7,9 @@ so that a gradient makes N-1 hops and not N. With M the bytes of one hidden tens
 sends 2 M (N-1) / N forward and 4 M (N-1) / N backward; gradients that travel in float32 for half-precision inputs
 weigh twice, which makes 8 M (N-1) / N in all.
 
-Where the sequence is short or key/value heads are few, transfers cannot hide behind compute and bytes decide: mode
-`gather` gathers all keys and values at once, 2 M (N-1) / N, and sends each rank the gradients of its block, as much
-again, for key/value memory that does not shrink with N.
+Where the sequence is short or key/value heads are few, transfers cannot hide behind compute and bytes decide:
+mode `gather` takes all keys and values at once, 2 M (N-1) / N, and sends each rank the gradients of its block, as
+much again, for key/value memory that does not shrink with N.
 
 Text. Its keys and values are on every rank and are one more block there. Its queries attend on every rank to all blocks
 as they come by, in front of the local video queries: the text output is whole on every rank, and no text is ever sent,
@@ -19,6 +19,7 @@ results over local blocks 4 M_t (N-1) / N, M_t being the bytes of one text tenso
 attention pays, so nothing is sent. Replicas of the text merge blocks in different orders and agree to rounding.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +34,20 @@ from ttv_train.parallel.sequence.block_messages import (
     ring_attention,
     ring_attention_backward,
 )
+from ttv_train.parallel.sequence.causal import Runs, balanced_runs, contiguous_runs, flatten_runs, num_tokens
+
+RingMode = Literal["auto", "rotate", "gather"]
+HIDING_TOKENS = 2048
+"""With fewer tokens per rank a block's transfer takes longer than the attention that should hide it, on NVLink: the
+compute per byte grows with the tokens of a rank, and breaks even at about 1600."""
+
+
+def gathers(mode: RingMode, block_sizes: Sequence[int], num_query_heads: int, num_key_heads: int) -> bool:
+    """Whether keys and values are gathered at once; `auto` decides by the length and the heads."""
+    if mode == "auto":
+        few_heads = num_key_heads * len(block_sizes) <= num_query_heads
+        return few_heads or max(block_sizes) < HIDING_TOKENS
+    return mode == "gather"
 
 
 @dataclass(frozen=True)
@@ -41,10 +56,23 @@ class RingExchange:
 
     group_name: str
     rank: int
-    block_sizes: list[int]
-    mode: Literal["rotate", "gather"]
+    runs: list[Runs]
+    """The positions that each rank holds."""
+    causal_block: int | None
+    mode: RingMode
     gradient_dtype: torch.dtype | None
     """In which key/value gradients travel in mode `rotate`; `None` is float32, or float64 for float64."""
+
+    @property
+    def block_sizes(self) -> list[int]:
+        return [num_tokens(runs) for runs in self.runs]
+
+    @property
+    def causal_arguments(self) -> tuple[int, list[int], list[int]]:
+        """What the operators take: the length of a causal block, 0 for none, and the runs as numbers."""
+        if self.causal_block is None:
+            return 0, [], []
+        return self.causal_block, *flatten_runs(self.runs)
 
     def attention(
         self,
@@ -58,7 +86,8 @@ class RingExchange:
     ) -> torch.Tensor:
         """Attention of local queries (B, H, Q, D) to text keys (B, G, L, D) and the blocks (B, G, S_r, D) of all
         ranks."""
-        if self.mode == "rotate":
+        gathered = gathers(self.mode, self.block_sizes, query.shape[1], key.shape[1])
+        if self.causal_block is not None or not gathered:
             out: torch.Tensor = _RingAttention.apply(self, query, key, value, text_key, text_value, text_mask, scale)
             return out
         text = () if text_key is None else (text_key, text_value)
@@ -80,7 +109,7 @@ class _RingAttention(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         inputs = query, key, value, text_key, text_value, text_mask
-        out, lse = ring_attention(*inputs, scale, ring.block_sizes, ring.rank, ring.group_name)
+        out, lse = ring_attention(*inputs, scale, ring.block_sizes, *ring.causal_arguments, ring.rank, ring.group_name)
         ctx.save_for_backward(*inputs, out, lse)
         ctx.ring, ctx.scale = ring, scale
         return out
@@ -90,7 +119,14 @@ class _RingAttention(torch.autograd.Function):
         ring: RingExchange = ctx.ring
         dtype = ring.gradient_dtype or torch.promote_types(grads[0].dtype, torch.float32)
         grad_query, grad_block, *grad_text = ring_attention_backward(
-            grads[0], *ctx.saved_tensors, ctx.scale, dtype, ring.block_sizes, ring.rank, ring.group_name
+            grads[0],
+            *ctx.saved_tensors,
+            ctx.scale,
+            dtype,
+            ring.block_sizes,
+            *ring.causal_arguments,
+            ring.rank,
+            ring.group_name,
         )
         return None, grad_query, *grad_block.unbind(), *(grad_text or (None, None)), None, None
 
@@ -122,8 +158,11 @@ class RingSequenceParallel(SequenceParallel):
     """Key/value blocks around a ring, or gathered.
 
     Args:
-        mode: `rotate` for long sequences, `gather` for short ones or few key/value heads.
+        mode: `rotate` for long sequences, `gather` for short ones or few key/value heads, `auto` to choose by the
+            shape. Causal attention rotates, since it skips the blocks that it does not see.
         gradient_dtype: in which key/value gradients travel in mode `rotate`; `None` is at least float32.
+        balanced: hold tokens so that causal attention is the same work for every rank; see
+            `ttv_train.parallel.sequence.causal`.
     """
 
     scheme = "ring"
@@ -131,12 +170,17 @@ class RingSequenceParallel(SequenceParallel):
     def __init__(
         self,
         group: dist.ProcessGroup,
-        mode: Literal["rotate", "gather"] = "rotate",
+        mode: RingMode = "auto",
         gradient_dtype: torch.dtype | None = None,
+        balanced: bool = False,
     ) -> None:
         super().__init__(group)
-        self.mode: Literal["rotate", "gather"] = mode
+        self.mode: RingMode = mode
         self.gradient_dtype = gradient_dtype
+        self.balanced = balanced
+
+    def runs(self, length: int) -> list[Runs]:
+        return (balanced_runs if self.balanced else contiguous_runs)(length, self.degree)
 
     def _attention(
         self,
@@ -146,10 +190,12 @@ class RingSequenceParallel(SequenceParallel):
         text: TextTensors | None,
         text_mask: torch.Tensor | None,
         scale: float | None,
+        causal_block: int | None,
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert self.group is not None
-        ring = RingExchange(self.group.group_name, self.rank, self.local_sizes(name), self.mode, self.gradient_dtype)
+        runs = self.runs(self.length(name))
+        ring = RingExchange(self.group.group_name, self.rank, runs, causal_block, self.mode, self.gradient_dtype)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         if text is None:
             return ring.attention(query, key, value, None, None, None, scale), None

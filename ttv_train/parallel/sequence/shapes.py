@@ -20,11 +20,6 @@ def split_slices(sizes: Sequence[int]) -> list[slice]:
     return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def owned_slice(length: int, parts: int, part: int) -> slice:
-    """The items of run `part`."""
-    return split_slices(split_sizes(length, parts))[part]
-
-
 @dataclass(frozen=True)
 class HeadSplit:
     """Which attention heads each rank computes, and the key/value heads that those need."""

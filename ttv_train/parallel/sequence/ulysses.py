@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ttv_train.ops.attention import attention, joint_key_mask
+from ttv_train.ops.attention import attention, block_causal_attention, joint_key_mask
 from ttv_train.parallel.sequence.base import SequenceParallel, TextTensors
 from ttv_train.parallel.sequence.head_messages import (
     head_first,
@@ -142,11 +142,15 @@ class UlyssesSequenceParallel(SequenceParallel):
         text: TextTensors | None,
         text_mask: torch.Tensor | None,
         scale: float | None,
+        causal_block: int | None,
         name: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert self.group is not None
         exchange = HeadExchange(self.group.group_name, self.rank, self.local_sizes(name), query.shape[1], key.shape[1])
         query, key, value = exchange.to_heads(query, key, value, text)
-        mask = joint_key_mask(text_mask, exchange.num_tokens)
-        out = attention(query, key, value, key_mask=mask, scale=scale)
+        if causal_block is not None:
+            out = block_causal_attention(query, key, value, causal_block, scale)
+        else:
+            mask = joint_key_mask(text_mask, exchange.num_tokens)
+            out = attention(query, key, value, key_mask=mask, scale=scale)
         return exchange.to_tokens(out, text)

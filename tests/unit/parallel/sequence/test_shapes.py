@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttv_train.parallel.sequence.shapes import allocate_pieces, owned_slice, split_heads, split_sizes, split_slices
+from ttv_train.parallel.sequence.shapes import allocate_pieces, split_heads, split_sizes, split_slices
 
 
 @given(st.integers(0, 200), st.integers(1, 16))
@@ -13,7 +13,7 @@ def test_runs_cover_everything_once_and_differ_by_at_most_one(length, parts):
     assert sum(sizes) == length
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-    covered = [position for part in range(parts) for position in range(length)[owned_slice(length, parts, part)]]
+    covered = [position for part in split_slices(sizes) for position in range(length)[part]]
     assert covered == list(range(length))
 
 
