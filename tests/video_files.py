@@ -43,6 +43,7 @@ def write_video(
     size: tuple[int, int] = (64, 96),
     options: dict[str, str] | None = None,
     time_base: Fraction = Fraction(1, 90000),
+    pix_fmt: str | None = None,
     sample_aspect_ratio: Fraction | None = None,
     rotation: int = 0,
     hidden_frames: int = 0,
@@ -55,7 +56,7 @@ def write_video(
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=Fraction(fps), options=options or {})
         stream.height, stream.width = size
-        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        stream.pix_fmt = pix_fmt or ("yuvj420p" if codec == "mjpeg" else "yuv420p")
         stream.codec_context.time_base = Fraction(1) / fps if codec == "mpeg4" else time_base
         if sample_aspect_ratio is not None:
             stream.codec_context.sample_aspect_ratio = sample_aspect_ratio

@@ -49,8 +49,9 @@ class DatasetConfig(Section):
     that it is long enough to fill."""
     max_clips_per_video: int = Field(1, ge=1)
     """Consecutive, non-overlapping clips cut from one video, at most."""
-    decoder: Literal["pyav"] = "pyav"
-    """Library that decodes the videos."""
+    decoder: Literal["pyav", "torchcodec", "decord", "auto"] = "pyav"
+    """Library that decodes the videos; `torchcodec` and `decord` are extras. A file that the library is known to show
+    wrong frames of is refused. `auto` takes for each file the fastest library that is right on it."""
     decode_timeout_seconds: float = Field(60.0, gt=0)
     """A file whose decoding takes longer is quarantined."""
     max_pixels: int = Field(7680 * 4320, gt=0)

@@ -78,7 +78,7 @@ class ClipDecoder:
         """Sends a request; in the body its answer is received."""
         timeout = self._config.decode_timeout_seconds
         if self._process is None:
-            self._process = DecoderProcess.start()
+            self._process = DecoderProcess.start(self._config.decoder)
         request = {
             "path": os.fspath(path),
             "clip": clip,

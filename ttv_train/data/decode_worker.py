@@ -1,10 +1,11 @@
-"""The decoder's child process: ``python -m ttv_train.data.decode_worker``.
+"""The decoder's child process: ``python -m ttv_train.data.decode_worker DECODER``.
 
 Reads requests from standard input, one JSON object a line, and answers on standard output in messages of a kind byte, a
 length and a payload. Nothing that it sends is executed or unpickled by its parent. It limits its memory, CPU time and
 open files before it opens anything.
 
-Imports neither torch nor the project's config, so that it starts in a fraction of a second.
+Imports neither torch (unless the decoder is torchcodec) nor the project's config, so that it starts in a fraction of a
+second.
 """
 
 import json
@@ -18,12 +19,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ttv_train.data.decoders import FrameReader, choose_decoder, import_decoder
 from ttv_train.data.frame_index import FrameIndex, build_index
 from ttv_train.data.frames import ClipRequest, decode_clip
 from ttv_train.data.probe import BadVideoError, VideoLimits, keep_libav_messages
 
 HEADER = struct.Struct("!cI")
-READY, INFO, FRAME, END, BAD_VIDEO = b"R", b"I", b"F", b"E", b"B"
+READY, NOT_READY, INFO, FRAME, END, BAD_VIDEO = b"R", b"N", b"I", b"F", b"E", b"B"
 ADDRESS_SPACE_BYTES = 4 << 30
 OPEN_FILES = 64
 
@@ -35,8 +37,15 @@ def main() -> None:
     # Whatever a library prints must not end up among the messages.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    decoder = sys.argv[1]
+    try:
+        if decoder != "auto":
+            import_decoder(decoder)
+    except Exception as error:
+        send(output, NOT_READY, str(error).encode())
+        return
     send(output, READY)
-    worker = Worker()
+    worker = Worker(decoder)
     for line in sys.stdin.buffer:
         try:
             for kind, payload in worker.answer(json.loads(line)):
@@ -69,11 +78,17 @@ def send(output: BinaryIO, kind: bytes, payload: bytes | memoryview = b"") -> No
 
 
 class Worker:
-    """Answers requests; remembers the index of the last file, since the clips of one video come one after another."""
+    """Answers requests; keeps the last file open, since the clips of one video come one after another.
 
-    def __init__(self) -> None:
+    Args:
+        decoder: name of the decoder, or `auto`.
+    """
+
+    def __init__(self, decoder: str) -> None:
+        self._decoder = decoder
         self._key: tuple | None = None
         self._index: FrameIndex | None = None
+        self._reader: FrameReader | None = None
 
     def answer(self, request: dict[str, Any]) -> Iterator[tuple[bytes, bytes | memoryview]]:
         """The messages that answer a request: INFO, or as many FRAME as the clip has and END."""
@@ -81,6 +96,8 @@ class Worker:
         limits = VideoLimits(request["max_pixels"], request["max_seconds"])
         path = request["path"]
         index = self._index_of(path, limits)
+        if self._reader is None:
+            self._reader = choose_decoder(self._decoder, index).open(path, index, limits)
         if request["clip"] is None:
             info = index.info
             fields = info.__dict__ | {"last_time": str(info.last_time), "time_base": str(info.time_base)}
@@ -88,8 +105,12 @@ class Worker:
             return
         clip = request["clip"]
         start, fps = Fraction(clip["start"]), Fraction(clip["fps"])
-        for picture in decode_clip(path, ClipRequest(start, fps, *clip["shape"]), index, limits):
-            yield FRAME, picture.data.cast("B")
+        try:
+            for picture in decode_clip(self._reader, ClipRequest(start, fps, *clip["shape"]), index, limits):
+                yield FRAME, picture.data.cast("B")
+        except BadVideoError:
+            self._close_reader()
+            raise
         yield END, b""
 
     def _index_of(self, path: str, limits: VideoLimits) -> FrameIndex:
@@ -99,9 +120,15 @@ class Worker:
             raise BadVideoError(f"cannot be read: {error.strerror}") from None
         key = (path, status.st_ino, status.st_size, status.st_mtime_ns, limits)
         if self._index is None or key != self._key:
+            self._close_reader()
             self._index, self._key = None, key
             self._index = build_index(path, limits)
         return self._index
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from ttv_train.data.decode_worker import BAD_VIDEO, FRAME, HEADER, READY
+from ttv_train.data.decode_worker import BAD_VIDEO, FRAME, HEADER, NOT_READY, READY
+from ttv_train.data.decoders import DECODERS
 from ttv_train.data.probe import BadVideoError
+from ttv_train.errors import UserError
 
 WORKER_MODULE = "ttv_train.data.decode_worker"
 PACKAGE_ROOT = Path(__file__).parents[2]
@@ -25,16 +27,24 @@ class ProcessDiedError(Exception):
     """The process ended in the middle of an answer, or answered what no sound process answers."""
 
 
-class DecoderProcess:
-    """One child process; see `decode_worker` for what it does and how it answers."""
+class DecoderUnusableError(Exception):
+    """The library cannot be loaded."""
 
-    def __init__(self) -> None:
+
+class DecoderProcess:
+    """One child process; see `decode_worker` for what it does and how it answers.
+
+    Args:
+        decoder: name of the decoder, or `auto`.
+    """
+
+    def __init__(self, decoder: str) -> None:
         environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         paths = [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
         # -P: the current folder is no place to import modules from. A session of its own: Ctrl-C is for the parent.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER_MODULE],
+            [sys.executable, "-P", "-m", WORKER_MODULE, decoder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -44,12 +54,25 @@ class DecoderProcess:
         self._deadline = 0.0
 
     @classmethod
-    def start(cls) -> Self:
-        """Starts a process and waits until it is ready. RuntimeError if it does not come up, whatever the file."""
-        process = cls()
+    def start(cls, decoder: str) -> Self:
+        """Starts a process and waits until it is ready.
+
+        Raises:
+            UserError: the decoder's library cannot be used.
+            RuntimeError: the process does not come up, whatever the file.
+        """
+        process = cls(decoder)
         process._deadline = time.monotonic() + START_TIMEOUT_SECONDS
         try:
             process.receive(READY)
+        except DecoderUnusableError as error:
+            process.kill()
+            package = DECODERS[decoder].package
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"dataset.decoder {decoder}: {package} cannot be used: {reason}; pip install 'ttv-train[{decoder}]', "
+                "or choose pyav"
+            ) from None
         except (ProcessDiedError, TimeoutError) as error:
             process.kill()
             raise RuntimeError(f"the decoder process does not start: {error}") from None
@@ -100,6 +123,10 @@ class DecoderProcess:
         header = bytearray(HEADER.size)
         self._receive_into(memoryview(header))
         kind, length = HEADER.unpack(header)
+        if kind == NOT_READY and length <= MAX_MESSAGE_BYTES:
+            reason = bytearray(length)
+            self._receive_into(memoryview(reason))
+            raise DecoderUnusableError(reason.decode(errors="replace"))
         if kind == BAD_VIDEO and length <= MAX_MESSAGE_BYTES:
             reason = bytearray(length)
             self._receive_into(memoryview(reason))

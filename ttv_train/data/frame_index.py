@@ -6,7 +6,7 @@ Runs in the decoder's child process.
 import bisect
 import struct
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -29,6 +29,8 @@ from ttv_train.data.probe import (
 # The other containers have no header that says how long they are.
 CONTAINERS_THAT_DECLARE_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "flv", "asf"}
 MAX_FRAMES = 1_000_000
+# Decoders that pass over single frames at no loss to others. A packet of MPEG-4 may hold two frames of an AVI.
+CODECS_THAT_SKIP = {"h264", "hevc"}
 
 
 class SeekError(BadVideoError):
@@ -42,6 +44,11 @@ class Orientation:
     transposed: bool = False
     reversed_columns: bool = False
     reversed_rows: bool = False
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether it is no rotation."""
+        return (self.transposed + self.reversed_columns + self.reversed_rows) % 2 == 1
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,10 @@ class FrameIndex:
     """Sorted by `pts`."""
     orientation: Orientation
     sample_aspect_ratio: Fraction
+    has_hidden_frames: bool
+    """An edit list hides some of the packets."""
+    has_open_groups: bool
+    """Some key frame is followed by pictures that are shown before it and may refer to frames before it."""
 
     def shown_at(self, time: Fraction) -> int:
         """Timestamp of the frame shown at `time`, in seconds from the first frame: the last one not after it."""
@@ -92,12 +103,12 @@ def build_index(path: str, limits: VideoLimits) -> FrameIndex:
         time_base = stream.time_base
         if time_base is None:
             raise BadVideoError("frames without timestamps")
-        pts, key_frames = demux(container, stream)
+        packets = demux(container, stream)
         sample_aspect_ratio = stream.sample_aspect_ratio or Fraction(1)
         container_name, codec = container.format.name, stream.codec_context.name
     first = first_frame(path, limits)
     assert first.pts is not None
-    shown = array("q", sorted(value for value in pts if value >= first.pts))
+    shown = array("q", sorted(value for value in packets.pts if value >= first.pts))
     last_time = (shown[-1] - shown[0]) * time_base
     if last_time > limits.max_seconds:
         raise BadVideoError(
@@ -109,12 +120,34 @@ def build_index(path: str, limits: VideoLimits) -> FrameIndex:
     if orientation.transposed:
         width, height = height, width
     info = VideoInfo(container_name, codec, width, height, len(shown), last_time, time_base)
-    return FrameIndex(info, shown, key_frames, orientation, sample_aspect_ratio)
+    return FrameIndex(
+        info=info,
+        pts=shown,
+        key_frames=packets.key_frames,
+        orientation=orientation,
+        sample_aspect_ratio=sample_aspect_ratio,
+        has_hidden_frames=packets.num_hidden > 0 or len(shown) < len(packets.pts),
+        has_open_groups=packets.has_open_groups,
+    )
 
 
-def demux(container: InputContainer, stream: VideoStream) -> tuple[array, list[KeyFrame]]:
-    """The timestamps of a stream's packets in file order, without those an edit list hides; and its key frames."""
-    pts, key_frames = array("q"), []
+@dataclass(frozen=True)
+class Packets:
+    """What the packets of a stream say without being decoded."""
+
+    pts: array
+    """Timestamps in file order, without those that an edit list hides."""
+    key_frames: list[KeyFrame]
+    """Sorted by timestamp."""
+    num_hidden: int
+    has_open_groups: bool
+
+
+def demux(container: InputContainer, stream: VideoStream) -> Packets:
+    """Reads every packet of a file. Raises BadVideoError if it is truncated, damaged or without timestamps."""
+    pts = array("q")
+    key_frames: list[KeyFrame] = []
+    num_hidden, has_open_groups = 0, False
     end = Fraction(0)
     try:
         for packet in container.demux():
@@ -129,7 +162,11 @@ def demux(container: InputContainer, stream: VideoStream) -> tuple[array, list[K
                 raise BadVideoError("frames without timestamps")
             if packet.is_keyframe:
                 key_frames.append(KeyFrame(packet.pts, packet.pos, packet.dts))
-            if not packet.is_discard:
+            elif len(key_frames) > 1 and packet.pts < key_frames[-1].pts:
+                has_open_groups = True
+            if packet.is_discard:
+                num_hidden += 1
+            else:
                 pts.append(packet.pts)
             if len(pts) > MAX_FRAMES:
                 raise BadVideoError(f"more than {MAX_FRAMES} frames")
@@ -138,7 +175,8 @@ def demux(container: InputContainer, stream: VideoStream) -> tuple[array, list[K
     if not key_frames:
         raise BadVideoError("no key frame")
     refuse_truncated(container, end)
-    return pts, sorted(key_frames, key=lambda key_frame: key_frame.pts)
+    key_frames.sort(key=lambda key_frame: key_frame.pts)
+    return Packets(pts, key_frames, num_hidden, has_open_groups)
 
 
 def refuse_truncated(container: InputContainer, end: Fraction) -> None:
@@ -160,12 +198,16 @@ def first_frame(path: str, limits: VideoLimits) -> VideoFrame:
 
 
 def decode_from_key_frame(
-    container: InputContainer, stream: VideoStream, expected: Collection[KeyFrame] | None = None
+    container: InputContainer,
+    stream: VideoStream,
+    expected: Collection[KeyFrame] | None = None,
+    is_needed: Callable[[int], bool] = lambda pts: True,
 ) -> Iterator[VideoFrame]:
     """Decodes on from the next key frame, in presentation order.
 
     Pictures that follow the key frame in the file but are shown before it may refer to frames before it (an open group
-    of pictures): they are passed over, whether or not they decode.
+    of pictures): they are passed over, whether or not they decode. Frames that are not needed, and to which no other
+    frame refers, may be left out.
 
     Raises:
         SeekError: there is no key frame, or it is none of `expected`. Where a container does not stamp every frame, as
@@ -174,6 +216,8 @@ def decode_from_key_frame(
     """
     start: int | None = None
     last_pts: int | None = None
+    context = stream.codec_context
+    can_skip = context.name in CODECS_THAT_SKIP
     try:
         for packet in container.demux(stream):
             if packet.size == 0 and packet.pts is not None:
@@ -184,12 +228,17 @@ def decode_from_key_frame(
                 if expected is not None and KeyFrame(packet.pts, packet.pos, packet.dts) not in expected:
                     raise SeekError("no key frame where one was")
                 start = packet.pts
+            if can_skip:
+                context.skip_frame = "DEFAULT" if packet.pts is None or is_needed(packet.pts) else "NONREF"
+            failure: av.FFmpegError | None = None
             try:
                 frames = packet.decode()
-            except av.FFmpegError:
+            except av.FFmpegError as error:
                 if packet.pts is not None and packet.pts < start:
                     continue
-                raise
+                # The decoder still holds frames that are shown before this packet's and do not need it.
+                failure = error
+                frames = [frame for frame in stream.decode() if is_before(frame, packet)]
             for frame in frames:
                 if frame.pts is None:
                     raise BadVideoError("frames without timestamps")
@@ -201,10 +250,17 @@ def decode_from_key_frame(
                     raise BadVideoError("timestamps go backwards")
                 last_pts = frame.pts
                 yield frame
+            if failure is not None:
+                raise failure
     except av.FFmpegError as error:
         raise BadVideoError(f"damaged: {libav_message(error)}") from None
     if start is None:
         raise SeekError("no key frame")
+
+
+def is_before(frame: VideoFrame, packet: av.Packet) -> bool:
+    """Whether a frame is shown before that of a packet."""
+    return frame.pts is not None and packet.pts is not None and frame.pts < packet.pts
 
 
 def read_orientation(frame: VideoFrame) -> Orientation:
