@@ -43,7 +43,7 @@ from ttv_train.encoders.clip_encoder import ClipEncoder, EncodedClip, NonFiniteE
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank, world_rank, world_size
 from ttv_train.parallel.mesh import distributed
-from ttv_train.storage import Store
+from ttv_train.storage import Store, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary:
     started = time.monotonic()
     if not config.latents.path:
         raise UserError("latents.path is not set; name the folder or URL that the encoded dataset goes to")
-    store = Store(config.latents.path)
+    store = open_store(config.latents.path)
     encoder = ClipEncoder(config.vae, config.text_encoder, device)
     plan = on_main_rank(lambda: make_plan(config, store, encoder))
     mine = plan.pending[world_rank() :: world_size()]

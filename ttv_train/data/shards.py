@@ -34,7 +34,7 @@ from ttv_train.data.manifest import (
 )
 from ttv_train.encoders.vae.base import LatentNormalization
 from ttv_train.errors import UserError
-from ttv_train.storage import Store
+from ttv_train.storage import Store, open_store
 
 __all__ = ["CorruptSampleError", "LatentEntry", "LatentNormalization", "LatentSample", "LatentStore", "put_shard"]
 
@@ -83,7 +83,7 @@ class LatentStore:
         if not path:
             raise UserError("latents.path is not set; name the folder or URL of the encoded dataset")
         self.path = path
-        self._store = Store(path)
+        self._store = open_store(path)
         manifest, self.manifest_digest = read_manifest(self._store)
         self._null_prompt_object = manifest.null_prompt
         self.fingerprint = manifest.fingerprint
@@ -105,7 +105,7 @@ class LatentStore:
     @staticmethod
     def exists(path: str) -> bool:
         """Whether an encoded dataset was committed at `path`."""
-        return bool(path) and Store(path).exists(MANIFEST_NAME)
+        return bool(path) and open_store(path).exists(MANIFEST_NAME)
 
     def read(self, entry: LatentEntry) -> LatentSample:
         """Reads one sample with one request. Raises CorruptSampleError unless its bytes are those that were written."""

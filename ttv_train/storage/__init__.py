@@ -1,5 +1,6 @@
-"""Where encoded data lives: a local folder or any URL that fsspec can open."""
+"""Where encoded data lives: a folder, a mount, or any URL that can be opened."""
 
-from ttv_train.storage.store import Store
+from ttv_train.storage.base import Store
+from ttv_train.storage.opening import open_store
 
-__all__ = ["Store"]
+__all__ = ["Store", "open_store"]

@@ -15,7 +15,7 @@ from ttv_train.data.manifest import (
 )
 from ttv_train.data.shards import LatentSample, put_null_prompt, put_shard
 from ttv_train.encoders.vae.base import LatentNormalization
-from ttv_train.storage import Store
+from ttv_train.storage import open_store
 
 
 def make_sample(number: int, *, logvar: bool = True) -> LatentSample:
@@ -45,7 +45,7 @@ def make_sample(number: int, *, logvar: bool = True) -> LatentSample:
 
 def write_store(folder: Path, samples: list[LatentSample]) -> list[LatentEntry]:
     """Commits `samples` as one shard; returns their entries."""
-    store = Store(str(folder))
+    store = open_store(str(folder))
     shard, entries = put_shard(store, samples)
     manifest = Manifest(
         format_version=FORMAT_VERSION,

@@ -12,7 +12,7 @@ from tests.unit.data.latent_samples import make_sample, write_store
 from ttv_train.data.manifest import DamagedStoreError
 from ttv_train.data.shards import CorruptSampleError, LatentSample, LatentStore, put_shard
 from ttv_train.errors import UserError
-from ttv_train.storage import Store
+from ttv_train.storage import open_store
 
 
 def assert_same_tensors(read: LatentSample, written: LatentSample) -> None:
@@ -38,9 +38,9 @@ def test_a_store_gives_back_what_was_written(tmp_path):
 
 
 def test_a_shard_is_a_function_of_its_samples(tmp_path):
-    first, _ = put_shard(Store(str(tmp_path / "a")), [make_sample(1), make_sample(2)])
-    second, _ = put_shard(Store(str(tmp_path / "b")), [make_sample(2), make_sample(1)])
-    other, _ = put_shard(Store(str(tmp_path / "b")), [make_sample(2), make_sample(3)])
+    first, _ = put_shard(open_store(str(tmp_path / "a")), [make_sample(1), make_sample(2)])
+    second, _ = put_shard(open_store(str(tmp_path / "b")), [make_sample(2), make_sample(1)])
+    other, _ = put_shard(open_store(str(tmp_path / "b")), [make_sample(2), make_sample(3)])
     assert first == second != other
     assert (tmp_path / "a" / first.name).read_bytes() == (tmp_path / "b" / second.name).read_bytes()
     with tarfile.open(tmp_path / "a" / first.name) as tar:
@@ -52,7 +52,7 @@ def test_a_shard_is_a_function_of_its_samples(tmp_path):
 
 
 def test_entries_point_at_the_tensors_in_the_tar(tmp_path):
-    shard, entries = put_shard(Store(str(tmp_path)), [make_sample(number) for number in range(3)])
+    shard, entries = put_shard(open_store(str(tmp_path)), [make_sample(number) for number in range(3)])
     with tarfile.open(tmp_path / shard.name) as tar:
         for entry in entries:
             member = tar.getmember(f"{entry.key}.safetensors")
@@ -61,7 +61,7 @@ def test_entries_point_at_the_tensors_in_the_tar(tmp_path):
 
 def test_webdataset_reads_the_shards(tmp_path):
     samples = {sample.entry.key: sample for sample in map(make_sample, range(3))}
-    shard, _ = put_shard(Store(str(tmp_path)), list(samples.values()))
+    shard, _ = put_shard(open_store(str(tmp_path)), list(samples.values()))
     read = list(webdataset.WebDataset(str(tmp_path / shard.name), shardshuffle=False))
     assert [row["__key__"] for row in read] == sorted(samples)
     for row in read:

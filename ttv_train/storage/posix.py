@@ -1,0 +1,133 @@
+"""A store in a folder: a local disk, NFS, or a mount of an object store such as Alluxio's."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ttv_train.storage.base import check_object_name, refused_write
+
+PARTIAL_PREFIX = ".partial-"
+PARTIAL_LIFETIME_SECONDS = 3600.0
+"""A partial file that nobody has written to for so long belongs to a writer that was killed."""
+NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""What file systems without hard links, such as Alluxio's mount, answer to one."""
+
+
+class PosixStore:
+    """Objects are files under `folder`. Satisfies `Store`."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `Store.read`."""
+        with self._path(name).open("rb", buffering=0) as file:
+            end = os.fstat(file.fileno()).st_size
+            wanted = max(0, end - offset) if length is None else min(length, max(0, end - offset))
+            return _read_exactly(file.fileno(), offset, wanted)
+
+    def size(self, name: str) -> int | None:
+        """See `Store.size`."""
+        try:
+            return self._path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def exists(self, name: str) -> bool:
+        """See `Store.exists`."""
+        return self._path(name).is_file()
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Store.put`."""
+        path = self._path(name)
+        try:
+            with _partial_file(path, data) as partial:
+                partial.replace(path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise refused_write(self.url, name, error) from None
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See `Store.put_if_absent`. Without hard links, a writer that is killed may leave a cut-off object."""
+        path = self._path(name)
+        try:
+            with _partial_file(path, data) as partial:
+                _link(partial, path, data)
+            _sync_folder(path.parent)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise refused_write(self.url, name, error) from None
+        return True
+
+    def delete(self, name: str) -> None:
+        """See `Store.delete`."""
+        self._path(name).unlink(missing_ok=True)
+
+    def delete_folder(self, name: str) -> None:
+        """See `Store.delete_folder`."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._path(name))
+
+    def remove_partial_files(self) -> None:
+        """See `Store.remove_partial_files`."""
+        oldest = time.time() - PARTIAL_LIFETIME_SECONDS
+        for path in self.folder.rglob(f"{PARTIAL_PREFIX}*"):
+            with contextlib.suppress(FileNotFoundError):  # its writer is alive and has just renamed it
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    def _path(self, name: str) -> Path:
+        return self.folder / check_object_name(name)
+
+
+def _read_exactly(descriptor: int, offset: int, length: int) -> bytes:
+    """`length` bytes, or fewer where the file ends before: the kernel may give less than it is asked for."""
+    parts, position, end = [], offset, offset + length
+    while position < end:
+        part = os.pread(descriptor, end - position, position)
+        if not part:
+            break
+        parts.append(part)
+        position += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@contextlib.contextmanager
+def _partial_file(path: Path, data: bytes) -> Iterator[Path]:
+    """A file beside `path` whose bytes have reached the disk: a rename is atomic, a write is not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f"{PARTIAL_PREFIX}{path.name}-{secrets.token_hex(8)}"
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _link(partial: Path, path: Path, data: bytes) -> None:
+    """Gives a complete file its name, unless the name is taken: FileExistsError."""
+    try:
+        os.link(partial, path)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        with path.open("xb") as file:
+            file.write(data)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
