@@ -113,11 +113,16 @@ class TransformersTextEncoderConfig(Section):
     kind: Literal["transformers"]
     """Chooses this kind of text encoder."""
     path: str
-    """Local folder or hub id with safetensors weights."""
+    """Local folder or hub id with safetensors weights; or a pipeline of diffusers, whose text_encoder and tokenizer are
+    taken, and text_encoder_2 and tokenizer_2 where the recipe has two."""
     tokenizer_path: str | None = None
-    """Folder or hub id of the tokenizer; `null` means `path`."""
-    max_length: int = Field(226, ge=1)
-    """Tokens per caption; longer captions are cut, shorter ones padded."""
+    """Folder or hub id of the tokenizer; `null` means `path`, or the pipeline's."""
+    recipe: Literal["cogvideox", "stdit3", "wan", "hunyuan_video", "ltx_video"] | None = None
+    """Embed captions exactly as the pipeline of this model family does: cleaning, prompt template, length, padding and
+    layer. `null` takes the encoder's plain output, for models that are trained from nothing."""
+    max_length: int | None = Field(None, ge=1)
+    """Tokens per caption; longer captions are cut, shorter ones padded. `null` takes the recipe's, and 226 without
+    one."""
     dtype: Dtype = "bfloat16"
     """Type in which the encoder computes and embeddings are stored."""
 

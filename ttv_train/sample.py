@@ -20,7 +20,7 @@ from ttv_train.data.shards import CorruptSampleError, LatentEntry
 from ttv_train.devices import get_backend
 from ttv_train.diffusion import build_objective
 from ttv_train.diffusion.base import Bucket, Objective
-from ttv_train.encoders.text import build_text_encoder
+from ttv_train.encoders.text import build_text_encoder, max_text_tokens
 from ttv_train.encoders.vae import build_vae
 from ttv_train.encoders.vae.base import VideoVae
 from ttv_train.errors import UserError
@@ -98,7 +98,7 @@ def run(
             mesh=mesh,
             vae=vae,
             null_prompt=null_prompt,
-            max_text_tokens=config.text_encoder.max_length,
+            max_text_tokens=max_text_tokens(config.text_encoder),
             compute_dtype=compute_dtype,
             config=config.sampling,
         )

@@ -37,7 +37,7 @@ from ttv_train.devices.base import DeviceBackend
 from ttv_train.diffusion import build_objective
 from ttv_train.ema import Ema
 from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
-from ttv_train.encoders.text import build_text_encoder
+from ttv_train.encoders.text import build_text_encoder, max_text_tokens
 from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
@@ -170,9 +170,9 @@ class Trainer:
         collator = Collator(
             seed=config.seed,
             normalization=self.store.normalization,
-            null_prompt=null_prompt(self.family, self.model, self.store, config.text_encoder.max_length),
+            null_prompt=null_prompt(self.family, self.model, self.store, max_text_tokens(config.text_encoder)),
             caption_dropout=config.objective.caption_dropout,
-            max_text_tokens=config.text_encoder.max_length,
+            max_text_tokens=max_text_tokens(config.text_encoder),
             num_padding_frames=self._num_padding_frames,
         )
         self.loader = LatentLoader(
@@ -232,7 +232,7 @@ class Trainer:
                 mesh=mesh,
                 vae=build_vae(config.vae, mesh.device),
                 null_prompt=self.store.null_prompt(),
-                max_text_tokens=config.text_encoder.max_length,
+                max_text_tokens=max_text_tokens(config.text_encoder),
                 compute_dtype=self.compute_dtype,
                 config=config.sampling,
             )

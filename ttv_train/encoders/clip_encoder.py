@@ -63,16 +63,13 @@ class ClipEncoder:
             except NonFiniteError as error:
                 encoded.append(error)
                 continue
-            encoded.append(
-                EncodedClip(mean[0].cpu(), None if logvar is None else logvar[0].cpu(), embeds.cpu(), mask.cpu())
-            )
+            encoded.append(EncodedClip(mean[0].cpu(), None if logvar is None else logvar[0].cpu(), embeds, mask))
         return encoded
 
     def encode_null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt, on the CPU."""
         embeds, mask = self.text_encoder.encode([""])
-        embeds, mask = self._finite_prompt("", embeds[0], mask[0])
-        return embeds.cpu(), mask.cpu()
+        return self._finite_prompt("", embeds[0], mask[0])
 
     def _finite_latents(self, pixels: torch.Tensor, latents: LatentDistribution) -> LatentDistribution:
         if not _is_finite(*latents):
@@ -87,12 +84,17 @@ class ClipEncoder:
     def _finite_prompt(
         self, caption: str, embeds: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is stored of a prompt, on the CPU: without the padding, where the diffusion model does not see it."""
+        if not self.text_encoder.stores_padding:
+            length = int(mask.sum())
+            assert bool(mask[:length].all()), "padding follows the tokens"
+            embeds, mask = embeds[:length], mask[:length]
         if not _is_finite(embeds):
             self.num_float32 += 1
-            embeds = self._float32_text_encoder.encode([caption])[0][0].to(embeds.dtype)
+            embeds = self._float32_text_encoder.encode([caption])[0][0, : len(embeds)].to(embeds)
             if not _is_finite(embeds):
                 raise NonFiniteError(f"the caption's embedding is not finite in {embeds.dtype}")
-        return embeds, mask
+        return embeds.cpu(), mask.cpu()
 
     @cached_property
     def _float32_vae(self) -> VideoVae:

@@ -142,14 +142,26 @@ class ModelFamily(ABC):
         """
 
 
+def check_channels(latent_shape: LatentShape, channels: int) -> None:
+    """Refuses latents of another number of channels than the model takes.
+
+    Raises:
+        UserError: naming both.
+    """
+    if latent_shape[0] != channels:
+        raise UserError(
+            f"latents have {latent_shape[0]} channels, but the model takes in_channels {channels}; set vae to the one "
+            "that the model was trained with, or model.config.in_channels to the latents'"
+        )
+
+
 def check_divisible(latent_shape: LatentShape, channels: int, patch_size: Sequence[int]) -> None:
     """`check_latents` of families whose only conditions are channels and whole patches.
 
     Raises:
         UserError: naming the dimension that does not fit.
     """
-    if latent_shape[0] != channels:
-        raise UserError(f"latents have {latent_shape[0]} channels, but the model takes in_channels {channels}")
+    check_channels(latent_shape, channels)
     for dimension, size, patch in zip(("frames", "height", "width"), latent_shape[1:], patch_size, strict=True):
         if size % patch:
             raise UserError(

@@ -29,6 +29,12 @@ def build_model(
             f"parallel.sequence.scheme {scheme} does not fit model.family {family.name}; use "
             f"{' or '.join(family.sequence_schemes)}"
         )
+    recipe = getattr(config.text_encoder, "recipe", None)
+    if recipe not in (None, family.name):
+        raise UserError(
+            f"text_encoder.recipe {recipe} is not that of model.family {family.name}; set it to {family.name}, and "
+            "run `ttv-train encode` again"
+        )
     torch.manual_seed(config.seed)
     model = family.build(config.model, latent_channels=latent_channels, text_hidden_size=text_hidden_size)
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):

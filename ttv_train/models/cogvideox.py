@@ -16,7 +16,7 @@ from torch import nn
 from ttv_train.config import ModelConfig
 from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
-from ttv_train.models.base import LatentShape, ModelFamily
+from ttv_train.models.base import LatentShape, ModelFamily, check_channels
 from ttv_train.models.diffusers_model import build_diffusers_model, model_config
 from ttv_train.models.rotary import apply_rotary_interleaved
 from ttv_train.parallel.sequence.base import SequenceParallel
@@ -88,7 +88,10 @@ class CogVideoX(ModelFamily):
         )
         settings = model_config(model)
         if settings.ofs_embed_dim is not None:
-            raise UserError("model: ofs_embed_dim belongs to image-to-video CogVideoX; use a text-to-video model")
+            raise UserError(
+                f"model: ofs_embed_dim {settings.ofs_embed_dim} belongs to image-to-video CogVideoX, whose image "
+                "condition is not supported; set model.path to a text-to-video model"
+            )
         if settings.use_rotary_positional_embeddings and settings.attention_head_dim % 16:
             raise UserError(
                 f"model.config.attention_head_dim {settings.attention_head_dim} cannot be divided into rotary "
@@ -96,7 +99,8 @@ class CogVideoX(ModelFamily):
             )
         if settings.patch_size_t is not None and not settings.use_rotary_positional_embeddings:
             raise UserError(
-                "model.config.patch_size_t needs rotary positions; set use_rotary_positional_embeddings: true"
+                f"model.config.patch_size_t {settings.patch_size_t} needs rotary positions; set "
+                "model.config.use_rotary_positional_embeddings: true"
             )
         return model
 
@@ -111,11 +115,13 @@ class CogVideoX(ModelFamily):
 
     def check_latents(self, model: nn.Module, latent_shape: LatentShape) -> None:
         settings = model_config(model)
-        channels, frames, height, width = latent_shape
-        if channels != settings.in_channels:
-            raise UserError(f"latents have {channels} channels, but the model takes in_channels {settings.in_channels}")
+        _, frames, height, width = latent_shape
+        check_channels(latent_shape, settings.in_channels)
         if self.num_padding_frames(model, frames):
-            raise UserError(f"latents of {frames} frames are not a multiple of the model's patch_size_t")
+            raise UserError(
+                f"latents of {frames} frames are not a multiple of the model's patch_size_t {settings.patch_size_t}; "
+                "change dataset.buckets"
+            )
         for dimension, size in (("height", height), ("width", width)):
             if size % settings.patch_size:
                 raise UserError(

@@ -42,7 +42,8 @@ def check_encoder_sizes(model: nn.Module, encoder_sizes: dict[str, int], origin:
     for key, size in encoder_sizes.items():
         if model_config(model)[key] != size:
             raise UserError(
-                f"{origin}: {key} is {model_config(model)[key]}, but the encoders give {size}; make them agree"
+                f"{origin}: {key} is {model_config(model)[key]}, but the encoders give {size}; use the "
+                "vae and text_encoder of the model's family, or set the key in model.config"
             )
 
 
@@ -65,7 +66,9 @@ def _new(model_class: type[Model], config: dict[str, Any], encoder_sizes: dict[s
     try:
         return model_class(**encoder_sizes | config)
     except (TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError) as error:
-        raise UserError(f"model.config: {model_class.__name__} cannot be built: {_one_line(error)}") from error
+        raise UserError(
+            f"model.config: {model_class.__name__} cannot be built: {_one_line(error)}; change the sizes that disagree"
+        ) from error
 
 
 def _load(model_class: type[Model], path: str) -> Model:
@@ -76,12 +79,16 @@ def _load(model_class: type[Model], path: str) -> Model:
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"model.path {path}: no {model_class.__name__} with safetensors weights can be loaded: {_one_line(error)}"
+            f"model.path {path}: no {model_class.__name__} with safetensors weights can be loaded: {_one_line(error)}; "
+            "give the transformer's folder of a model of this family"
         ) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if loading[problem]:
             names = ", ".join(map(str, list(loading[problem])[:3]))
-            raise UserError(f"model.path {path}: weights with {problem.replace('_', ' ')}: {names}")
+            raise UserError(
+                f"model.path {path}: weights with {problem.replace('_', ' ')}: {names}; fetch the model again, or set "
+                "model.family to its family"
+            )
     return model
 
 

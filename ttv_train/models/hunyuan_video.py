@@ -98,17 +98,18 @@ class HunyuanVideo(ModelFamily):
         settings = model_config(model)
         if settings.image_condition_type is not None:
             raise UserError(
-                "model: image_condition_type belongs to image-to-video HunyuanVideo; use a text-to-video model"
+                f"model: image_condition_type {settings.image_condition_type} belongs to image-to-video HunyuanVideo, "
+                "whose image condition is not supported; set model.path to a text-to-video model"
             )
         if sum(settings.rope_axes_dim) != settings.attention_head_dim:
             raise UserError(
                 f"model.config.rope_axes_dim {list(settings.rope_axes_dim)} must add up to attention_head_dim "
-                f"{settings.attention_head_dim}"
+                f"{settings.attention_head_dim}; change either"
             )
         if settings.pooled_projection_dim > text_hidden_size:
             raise UserError(
                 f"model.config.pooled_projection_dim {settings.pooled_projection_dim} exceeds the text width "
-                f"{text_hidden_size}; the pooled embedding is stored as a row of the text embeddings"
+                f"{text_hidden_size}, but the pooled embedding is stored as a row of the text embeddings; lower it"
             )
         return model
 

@@ -84,12 +84,15 @@ class LTXVideo(ModelFamily):
         )
         settings = model_config(model)
         if (settings.patch_size, settings.patch_size_t) != (1, 1):
-            raise UserError("model.config: patch_size and patch_size_t of LTX-Video must be 1; remove them")
+            raise UserError(
+                f"model.config: patch_size {settings.patch_size} and patch_size_t {settings.patch_size_t} of LTX-Video "
+                "must be 1; remove them"
+            )
         hidden_size = settings.num_attention_heads * settings.attention_head_dim
         if settings.cross_attention_dim != hidden_size:
             raise UserError(
                 f"model.config.cross_attention_dim {settings.cross_attention_dim} must be num_attention_heads * "
-                f"attention_head_dim = {hidden_size}"
+                f"attention_head_dim = {hidden_size}; set it to that"
             )
         if settings.attention_head_dim % 2:
             raise UserError(f"model.config.attention_head_dim {settings.attention_head_dim} is odd; make it even")

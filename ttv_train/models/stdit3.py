@@ -18,7 +18,7 @@ from ttv_train.config import ModelConfig
 from ttv_train.diffusion.base import Bucket
 from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
-from ttv_train.models.base import LatentShape, ModelFamily
+from ttv_train.models.base import LatentShape, ModelFamily, check_channels
 from ttv_train.models.diffusers_model import build_diffusers_model, check_encoder_sizes, model_config, split_source
 from ttv_train.models.stdit3_layers import SelfAttention
 from ttv_train.models.stdit3_model import STDiT3
@@ -90,9 +90,7 @@ class STDiT3Family(ModelFamily):
         return cast(STDiT3, model).y_embedder.y_embedding
 
     def check_latents(self, model: nn.Module, latent_shape: LatentShape) -> None:
-        channels = model_config(model).in_channels
-        if latent_shape[0] != channels:
-            raise UserError(f"latents have {latent_shape[0]} channels, but the model takes in_channels {channels}")
+        check_channels(latent_shape, model_config(model).in_channels)
 
     def token_grid(self, model: nn.Module, latent_shape: LatentShape) -> tuple[int, int, int]:
         return cast(STDiT3, model).token_grid((latent_shape[1], latent_shape[2], latent_shape[3]))
@@ -146,7 +144,11 @@ def _folder(path: str) -> Path | None:
         try:
             folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
         except (OSError, ValueError) as error:
-            raise UserError(f"model.path {path}: no such folder, and no such model on the hub: {error}") from error
+            problem = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"model.path {path}: no such folder, and not to be had from the hub: {problem}; give a folder with "
+                "config.json and safetensors weights"
+            ) from error
     folder = folder / (subfolder or "")
     return None if (folder / "diffusion_pytorch_model.safetensors").exists() else folder
 
@@ -163,5 +165,7 @@ def _load_published(folder: Path, path: str) -> STDiT3:
         if isinstance(error, UserError):
             raise
         problem = " ".join(str(error).split())[:300]
-        raise UserError(f"model.path {path}: no STDiT3 with safetensors weights can be loaded: {problem}") from error
+        raise UserError(
+            f"model.path {path}: no STDiT3 with safetensors weights can be loaded: {problem}; fetch the model again"
+        ) from error
     return model

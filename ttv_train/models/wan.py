@@ -79,7 +79,9 @@ class Wan(ModelFamily):
         settings = model_config(model)
         if settings.image_dim is not None or settings.added_kv_proj_dim is not None:
             raise UserError(
-                "model: image_dim and added_kv_proj_dim belong to image-to-video Wan; use a text-to-video model"
+                f"model: image_dim {settings.image_dim} and added_kv_proj_dim {settings.added_kv_proj_dim} belong to "
+                "image-to-video Wan 2.1, whose image embedding is not supported; set model.path to a text-to-video "
+                "model"
             )
         return model
 

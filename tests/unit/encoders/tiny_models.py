@@ -70,3 +70,30 @@ def save_text_encoder(folder: Path, class_name: str = "T5EncoderModel") -> torch
     encoder.save_pretrained(folder)
     save_tokenizer(folder)
     return encoder.eval()
+
+
+def save_text_pipeline(folder: Path, family: str) -> dict[str, torch.nn.Module]:
+    """Writes the text part of a family's pipeline to `folder`, with random weights; returns its models by folder."""
+    if family != "hunyuan_video":
+        encoder = save_text_encoder(
+            folder / "text_encoder", "UMT5EncoderModel" if family == "wan" else "T5EncoderModel"
+        )
+        save_tokenizer(folder / "tokenizer")
+        return {"text_encoder": encoder}
+    torch.manual_seed(0)
+    llama = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=24, num_hidden_layers=4, num_attention_heads=2
+    )
+    clip = transformers.CLIPTextConfig(
+        vocab_size=16,
+        hidden_size=12,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        eos_token_id=1,
+    )
+    models = {"text_encoder": transformers.LlamaModel(llama), "text_encoder_2": transformers.CLIPTextModel(clip)}
+    for name, model in models.items():
+        model.eval().save_pretrained(folder / name)
+        save_tokenizer(folder / name.replace("text_encoder", "tokenizer"))
+    return models

@@ -1,11 +1,24 @@
 """Text encoders behind one protocol, chosen by `text_encoder.kind`."""
 
+from dataclasses import replace
+
 import torch
 
 from ttv_train.config import HashTextEncoderConfig, TextEncoderConfig
 from ttv_train.encoders.text.base import TextEncoder
+from ttv_train.encoders.text.recipes import DEFAULT_LENGTH, RECIPES
 
-__all__ = ["TextEncoder", "build_text_encoder"]
+__all__ = ["TextEncoder", "build_text_encoder", "max_text_tokens"]
+
+
+def max_text_tokens(config: TextEncoderConfig) -> int:
+    """Rows of the longest caption's embedding: `max_length` of the text encoder, without opening its folder."""
+    if isinstance(config, HashTextEncoderConfig):
+        return config.max_length
+    if config.recipe is None:
+        return config.max_length or DEFAULT_LENGTH
+    recipe = RECIPES[config.recipe]
+    return replace(recipe, max_length=config.max_length or recipe.max_length).num_rows
 
 
 def build_text_encoder(config: TextEncoderConfig, device: torch.device) -> TextEncoder:

@@ -20,7 +20,13 @@ class TextEncoder(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Tokens L per caption."""
+        """Rows L per caption, those of padding included."""
+        ...
+
+    @property
+    def stores_padding(self) -> bool:
+        """Whether the diffusion model is given the embeddings of padding as they are. Otherwise it masks them or gets
+        zeros, and they are not stored."""
         ...
 
     def encode(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,6 +34,6 @@ class TextEncoder(Protocol):
 
         Returns:
             prompt_embeds: (B, L, D) of the config's dtype.
-            prompt_mask: (B, L) bool, True where there is a token.
+            prompt_mask: (B, L) bool, True where there is a token. Padding follows the tokens.
         """
         ...

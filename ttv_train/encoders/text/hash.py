@@ -24,6 +24,8 @@ class HashTextEncoder:
     learns the captions it has seen and cannot follow others.
     """
 
+    stores_padding = False
+
     def __init__(self, config: HashTextEncoderConfig, device: torch.device) -> None:
         self.hidden_size = config.hidden_size
         self.max_length = config.max_length

@@ -1,118 +1,97 @@
-"""The text encoders of transformers, from a local folder or the hub."""
+"""The text encoders of transformers, called by the recipe of a model family."""
 
+from dataclasses import asdict, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 from ttv_train.config import TransformersTextEncoderConfig
-from ttv_train.encoders.fingerprint import file_sha256, fingerprint
-from ttv_train.encoders.model_folder import find_folder, open_model_folder
+from ttv_train.encoders.fingerprint import fingerprint
+from ttv_train.encoders.text.pretrained import PretrainedTextModel, is_pipeline
+from ttv_train.encoders.text.recipes import PLAIN_RECIPES, RECIPES, TextRecipe, clean
 from ttv_train.errors import UserError
-
-TOKENIZER_FILES = ("*.json", "*.model", "*.txt")
-VOCABULARIES = ("tokenizer.json", "spiece.model", "tokenizer.model", "vocab.json")
-
-
-class Recipe(NamedTuple):
-    """How the diffusion models that use an encoder call it."""
-
-    class_name: str
-    masks_padding: bool
-    """Whether attention skips the padding and its embeddings are zero."""
-
-
-# By the architecture that config.json names; only these classes are ever built. T5 as CogVideoX uses it: the padding is
-# attended to, and the diffusion model sees its embeddings. UMT5 as Wan uses it. CLIP's own attention is causal.
-RECIPES = {
-    "CLIPTextModel": Recipe("CLIPTextModel", masks_padding=False),
-    "T5EncoderModel": Recipe("T5EncoderModel", masks_padding=False),
-    "T5ForConditionalGeneration": Recipe("T5EncoderModel", masks_padding=False),
-    "UMT5EncoderModel": Recipe("UMT5EncoderModel", masks_padding=True),
-    "UMT5ForConditionalGeneration": Recipe("UMT5EncoderModel", masks_padding=True),
-}
 
 
 class TransformersTextEncoder:
-    """A pretrained encoder; captions are padded to `max_length` tokens.
+    """One pretrained text model, and a second one that pools where the recipe has it.
 
     Raises:
-        UserError: the folder is not a model of an architecture in `RECIPES` with safetensors weights, or the tokenizer
-            is missing.
+        UserError: `text_encoder.path` is not a supported model or pipeline, or not the one of the recipe.
     """
 
     def __init__(self, config: TransformersTextEncoderConfig, device: torch.device) -> None:
-        self._folder = open_model_folder(config.path, "text_encoder.path", "model")
-        architecture = str((self._folder.config.get("architectures") or [None])[0])
-        if architecture not in RECIPES:
-            raise UserError(
-                f"text_encoder.path {config.path}: {architecture} is not a supported text encoder; supported: "
-                f"{', '.join(RECIPES)}"
-            )
-        self._recipe = RECIPES[architecture]
-        self._path = config.path
-        self._tokenizer_folder = _find_tokenizer(config.tokenizer_path or config.path)
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        pipeline = is_pipeline(config.path)
+        path = f"{config.path}/text_encoder" if pipeline else config.path
+        default_tokenizer = f"{config.path}/tokenizer" if pipeline else config.path
+        self._text = PretrainedTextModel(path, config.tokenizer_path or default_tokenizer, dtype, device)
+        self._recipe = _recipe(config, self._text)
+        self._pooling: PretrainedTextModel | None = None
+        if self._recipe.pooled_length:
+            if not pipeline:
+                raise UserError(
+                    f"text_encoder.path {config.path}: recipe {config.recipe} has two text encoders; give the folder "
+                    "of the pipeline, with text_encoder, tokenizer, text_encoder_2 and tokenizer_2 in it"
+                )
+            second = (f"{config.path}/text_encoder_2", f"{config.path}/tokenizer_2")
+            self._pooling = PretrainedTextModel(*second, dtype, device)
+            if self._pooling.architecture != "CLIPTextModel" or self._pooling.hidden_size > self._text.hidden_size:
+                raise UserError(
+                    f"text_encoder.path {second[0]}: {self._pooling.architecture} of width "
+                    f"{self._pooling.hidden_size}; recipe {config.recipe} pools with a CLIPTextModel no wider than "
+                    f"the first encoder's {self._text.hidden_size}"
+                )
+        self.max_length = self._recipe.num_rows
+        self.stores_padding = self._recipe.padding == "kept"
+        self.hidden_size = self._text.hidden_size
         self._device = device
-        self._dtype: torch.dtype = getattr(torch, config.dtype)
-        self.max_length = config.max_length
-        self.hidden_size = int(self._folder.config.get("d_model") or self._folder.config["hidden_size"])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of recipe, settings, weights, tokenizer and dtype. The first access reads the weight files."""
-        tokenizer_files = {path for pattern in TOKENIZER_FILES for path in self._tokenizer_folder.glob(pattern)}
-        settings = {name: value for name, value in self._folder.config.items() if not name.startswith("_")}
-        return fingerprint(
-            {
-                "text_encoder": self._recipe,
-                "config": {name: value for name, value in settings.items() if name != "transformers_version"},
-                "weights": self._folder.weights_sha256,
-                "tokenizer": {path.name: file_sha256(path) for path in tokenizer_files},
-                "max_length": self.max_length,
-                "dtype": str(self._dtype),
-            }
-        )
+        """Digest of recipe, settings, weights, tokenizers and dtype. The first access reads the weight files."""
+        models = [model.fingerprint() for model in (self._text, self._pooling) if model is not None]
+        return fingerprint({"text_encoder": asdict(self._recipe), "models": models})
 
     @torch.no_grad()
     def encode(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `TextEncoder.encode`; whether padding is zero is the recipe's matter."""
-        tokens = self._tokenizer(
-            captions, padding="max_length", max_length=self.max_length, truncation=True, return_tensors="pt"
-        ).to(self._device)
-        mask = tokens["attention_mask"]
-        attention_mask = mask if self._recipe.masks_padding else None
-        embeds: torch.Tensor = self._model(tokens["input_ids"], attention_mask=attention_mask).last_hidden_state
-        mask = mask.bool()
-        return embeds.masked_fill(~mask[..., None], 0) if self._recipe.masks_padding else embeds, mask
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return transformers.AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)
-
-    @cached_property
-    def _model(self) -> Any:
-        model, loading = getattr(transformers, self._recipe.class_name).from_pretrained(
-            self._folder.path,
-            dtype=self._dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
+        """See `TextEncoder.encode`; the first row is the pooled embedding, zero-padded, where the recipe has one."""
+        recipe = self._recipe
+        captions = [clean(caption, recipe) for caption in captions]
+        texts = [recipe.template.replace("{}", caption) for caption in captions]
+        ids, attention_mask = self._text.tokenize(texts, recipe.max_length + recipe.crop_start)
+        outputs = self._text.model(
+            input_ids=ids,
+            attention_mask=attention_mask if recipe.encoder_masks_padding else None,
+            output_hidden_states=recipe.skipped_layers > 0,
         )
-        if loading["missing_keys"]:
-            missing = sorted(loading["missing_keys"])[0]
-            raise UserError(f"text_encoder.path {self._path}: weights lack {missing}; fetch them again")
-        return model.to(self._device).eval().requires_grad_(False)
+        embeds: torch.Tensor = outputs.last_hidden_state
+        if recipe.skipped_layers:
+            embeds = outputs.hidden_states[-1 - recipe.skipped_layers]
+        embeds, mask = embeds[:, recipe.crop_start :], attention_mask[:, recipe.crop_start :].bool()
+        if recipe.padding == "zeroed":
+            embeds = embeds.masked_fill(~mask[..., None], 0)
+        if self._pooling is None:
+            return embeds, mask
+        pooled = embeds.new_zeros(len(captions), 1, self.hidden_size)
+        ids, _ = self._pooling.tokenize(captions, recipe.pooled_length)
+        pooled[:, 0, : self._pooling.hidden_size] = self._pooling.model(input_ids=ids).pooler_output
+        return torch.cat([pooled, embeds], dim=1), torch.cat([mask.new_ones(len(captions), 1), mask], dim=1)
 
 
-def _find_tokenizer(path: str) -> Path:
-    """The folder of a tokenizer. Transformers builds one that knows no word where the vocabulary is missing, so that is
-    refused here."""
-    folder = find_folder(path, "text_encoder.tokenizer_path", TOKENIZER_FILES)
-    if not any((folder / name).is_file() for name in VOCABULARIES):
-        raise UserError(
-            f"text_encoder.tokenizer_path {path}: no vocabulary in it ({', '.join(VOCABULARIES)}); set it to the "
-            "folder of the tokenizer"
-        )
-    return folder
+def _recipe(config: TransformersTextEncoderConfig, model: PretrainedTextModel) -> TextRecipe:
+    """The recipe that the config names, or the architecture's plain one, with the config's length."""
+    if config.recipe is None:
+        if model.architecture not in PLAIN_RECIPES:
+            raise UserError(
+                f"text_encoder.path {model.path}: {model.architecture} needs a text_encoder.recipe; set it to the "
+                "model's family"
+            )
+        recipe = PLAIN_RECIPES[model.architecture]
+    else:
+        recipe = RECIPES[config.recipe]
+        if recipe.architecture != model.architecture:
+            raise UserError(
+                f"text_encoder.path {model.path}: {model.architecture}, but recipe {config.recipe} takes a "
+                f"{recipe.architecture}; give the text encoder of that family"
+            )
+    return recipe if config.max_length is None else replace(recipe, max_length=config.max_length)
