@@ -1,8 +1,10 @@
 """A latent dataset in memory, for tests of what reads one."""
 
+from collections.abc import Sequence
+
 import torch
 
-from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentNormalization, LatentSample
+from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentNormalization, LatentSample, SampleResult
 from ttv_train.parallel.rng import keyed_normal
 
 BUCKET = (4, 32, 48)
@@ -50,6 +52,15 @@ class MemoryDataset:
         logvar = None if self.logvar is None else torch.full_like(mean, self.logvar)
         embeds = keyed_normal((entry.num_text_tokens, 5), "prompt", entry.key)
         return LatentSample(entry, mean, logvar, embeds, torch.ones(entry.num_text_tokens, dtype=torch.bool))
+
+    def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
+        return [self._read_or_error(entry) for entry in entries]
+
+    def _read_or_error(self, entry: LatentEntry) -> SampleResult:
+        try:
+            return self.read(entry)
+        except CorruptSampleError as error:
+            return error
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.full((1, 5), -1.0), torch.ones(1, dtype=torch.bool)

@@ -108,6 +108,16 @@ def write_run(folder: Path, steps: int = 400, validate_every: int = 100) -> Path
         "step_seconds": {"forward": 0.27, "backward": 0.46},
         "peak_memory_bytes": 812_345_678,
         "clips": {"encoded": 12, "quarantined": 2},
+        "storage": {
+            "alluxio_bytes": 3_221_225_472,
+            "under_store_bytes": 0,
+            "hit_rate": 0.9375,
+            "wait_seconds": 1.5,
+            "retries": 3,
+            "fallbacks": 0,
+            "abandoned": 1,
+            "errors": {"http_503": 3, "<i>": 1},
+        },
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "environment.json").write_text(json.dumps({"python": "3.11.2", "torch": "2.13.0+cpu", "device": "cpu"}))

@@ -154,6 +154,46 @@ class LatentsConfig(Section):
     """Training stops when a larger part of the samples fails its checksum; fewer are replaced and reported."""
 
 
+class StorageConfig(Section):
+    """How encoded data is reached: local folders, mounts, object stores, Alluxio. Credentials are never given here but
+    come from the environment or from provider files such as ``~/.aws``."""
+
+    under_stores: dict[str, str] = {}
+    """What Alluxio holds, by its path in the under-store: {/mnt/alluxio: s3://bucket}. What Alluxio cannot give is read
+    from there, counted and logged. `alluxio://` URLs need it."""
+    profiles: dict[str, str] = {}
+    """AWS profile (credentials, endpoint) by the start of the URL it serves: {s3://bucket: training}."""
+    http_hosts: list[str] = []
+    """Hosts from which `http://` and `https://` URLs may be read."""
+    cache_dir: str = ""
+    """Folder on the node's own disk in which samples that were read are kept for the next epoch, shared by the node's
+    processes. Empty: none."""
+    cache_gib: float = Field(100.0, gt=0)
+    """GiB in `cache_dir`, at most; the longest unused samples go first."""
+    timeout_seconds: float = Field(30.0, gt=0)
+    """Of one request; a read in an Alluxio mount that takes longer is left behind and tried again."""
+    deadline_seconds: float = Field(300.0, gt=0)
+    """A read from a mount of Alluxio or a URL is tried again for so long; then the run stops. Local disks are read
+    once."""
+    fallback_after_seconds: float = Field(10.0, ge=0)
+    """Where there is an under-store, Alluxio is tried for so long."""
+    max_abandoned_reads: int = Field(16, ge=1)
+    """Reads that hang in a mount and are left behind, at most; no further one is begun meanwhile."""
+    read_threads: int = Field(8, ge=1)
+    """Requests under way at once, per process."""
+    coalesce_gap_mib: int = Field(1, ge=0)
+    """Parts of one object no further apart (MiB) are read in one request."""
+    request_mib: int = Field(16, ge=1)
+    """MiB of such a request, at most."""
+    prefetch_mib: int = Field(1024, ge=1)
+    """MiB of samples that a process reads ahead, at most."""
+    alluxio_page_bytes: int = Field(2**20, ge=1)
+    """The workers' `alluxio.worker.page.store.page.size`, for `alluxio://`."""
+    alluxio_metrics: list[str] = []
+    """The workers' metrics pages, such as http://worker-1:30000/metrics/json/. They tell which part of the bytes
+    Alluxio had in its cache; without them, all that Alluxio gave counts as a hit."""
+
+
 class ModelConfig(Section):
     """The video diffusion transformer."""
 
@@ -374,6 +414,7 @@ class RunConfig(Section):
     vae: VaeConfig = WaveletVaeConfig(kind="wavelet")
     text_encoder: TextEncoderConfig = HashTextEncoderConfig(kind="hash")
     latents: LatentsConfig = LatentsConfig()
+    storage: StorageConfig = StorageConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     parallel: ParallelConfig = ParallelConfig()

@@ -116,7 +116,7 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary:
     started = time.monotonic()
     if not config.latents.path:
         raise UserError("latents.path is not set; name the folder or URL that the encoded dataset goes to")
-    store = open_store(config.latents.path)
+    store = open_store(config.latents.path, config.storage)
     encoder = ClipEncoder(config.vae, config.text_encoder, device)
     plan = on_main_rank(lambda: make_plan(config, store, encoder))
     mine = plan.pending[world_rank() :: world_size()]

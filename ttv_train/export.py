@@ -35,7 +35,7 @@ def run(config: RunConfig, *, checkpoint: Path | None, output: Path, use_ema: bo
             refuse_damaged(checkpoint)
         if checkpoint is None:
             raise UserError(f"output_dir {config.output_dir} has no checkpoint; train first, or name one")
-        store = on_every_rank(lambda: open_latents(config.latents))
+        store = on_every_rank(lambda: open_latents(config.latents, config.storage))
         model, _ = build_model(
             config.model_copy(update={"parallel": parallel}),
             build_mesh(parallel, device),

@@ -92,6 +92,7 @@ def write_report(run_dir: Path) -> Path:
         **step_time(run),
         **data(run),
         communication=communication(run),
+        storage=storage(run),
         environment=list(run.environment.items()),
         config_text=run.config_text,
         summary_text=json.dumps(run.summary, indent=2, ensure_ascii=False) if run.summary else "",
@@ -278,6 +279,26 @@ def communication(run: RunFolder) -> list[dict[str, str]]:
                 }
             )
     return rows
+
+
+def storage(run: RunFolder) -> list[dict[str, str]]:
+    """What reading the encoded data came to, by the summary; nothing before the run has ended."""
+    counts = run.summary.get("storage")
+    if not isinstance(counts, dict):
+        return []
+    rows = {key.removesuffix("_bytes"): _number(value) for key, value in counts.items() if key.endswith("_bytes")}
+    shown = [{"label": f"read from {tier}", "value": _format_bytes(value)} for tier, value in rows.items() if value]
+    hit_rate, wait = _number(counts.get("hit_rate")), _number(counts.get("wait_seconds"))
+    if hit_rate is not None:
+        shown.append({"label": "hit rate", "value": f"{hit_rate:.1%}"})
+    if wait is not None:
+        shown.append({"label": "waited for data", "value": f"{wait:.2f} s"})
+    for key in ("retries", "fallbacks", "abandoned"):
+        shown.append({"label": key, "value": format_number(_number(counts.get(key)) or 0)})
+    errors = counts.get("errors")
+    for kind, count in errors.items() if isinstance(errors, dict) else ():
+        shown.append({"label": f"errors: {kind}", "value": format_number(_number(count) or 0)})
+    return shown
 
 
 def _read_video(run_dir: Path, path: Path, budget: int) -> bytes:

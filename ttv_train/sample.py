@@ -75,7 +75,7 @@ def run(
 
         vae = build_vae(config.vae, device)
         if prompts is None:
-            store = on_every_rank(lambda: open_latents(config.latents))
+            store = on_every_rank(lambda: open_latents(config.latents, config.storage))
             requests = on_every_rank(lambda: stored_prompts(store, captions(store)))
             null_prompt = store.null_prompt()
         else:

@@ -50,11 +50,13 @@ from ttv_train.monitor.samples import step_folder
 from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.monitor.summary import describe, write_summary
 from ttv_train.parallel import collectives
-from ttv_train.parallel.agreement import on_every_rank, on_main_rank
+from ttv_train.parallel.agreement import on_all_ranks, on_every_rank, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.report import write_report
 from ttv_train.sample import Sampler, stored_prompts
 from ttv_train.step import StepResult, TrainStep
+from ttv_train.storage.counters import counters, difference
+from ttv_train.storage.usage import WorkerMetrics, usage
 from ttv_train.validate import read_holdout, split_holdout, validation_batches, validation_loss
 
 logger = logging.getLogger(__name__)
@@ -85,11 +87,11 @@ def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
     if config.latents.sources:
         return open_mixed(config)
     path = config.latents.path
-    if allow_synthetic and not on_main_rank(lambda: LatentStore.exists(path)):
+    if allow_synthetic and not on_main_rank(lambda: LatentStore.exists(path, config.storage)):
         vae = build_vae(config.vae, torch.device("cpu"))
         text_encoder = build_text_encoder(config.text_encoder, torch.device("cpu"))
         return SyntheticStore(config, vae, text_encoder)
-    store = on_every_rank(lambda: LatentStore.open(path))
+    store = on_every_rank(lambda: LatentStore.open(path, config.storage))
     if store.fingerprint != on_main_rank(lambda: encoder_fingerprint(config)):
         raise UserError(
             f"latents.path {path}: encoded with other vae, text_encoder or dataset settings than this config has; run "
@@ -100,7 +102,7 @@ def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
 
 def open_mixed(config: RunConfig) -> MixedDataset:
     """The datasets of `latents.sources` as one, on all ranks; refused unless this config's encoders made them."""
-    mixed = on_every_rank(lambda: open_latents(config.latents))
+    mixed = on_every_rank(lambda: open_latents(config.latents, config.storage))
     assert isinstance(mixed, MixedDataset)
     if mixed.encoders != on_main_rank(lambda: encoder_fingerprints(config)):
         raise UserError(
@@ -135,6 +137,8 @@ class Trainer:
         self.output = Path(config.output_dir)
         training = config.training
 
+        self.worker_metrics = WorkerMetrics(config.storage.alluxio_metrics if mesh.is_main else [])
+        self.storage_counts = counters.snapshot()
         self.store = open_store(config, allow_synthetic=dry_run)
 
         # Model and objective.
@@ -183,6 +187,7 @@ class Trainer:
             data_rank=mesh.data_rank,
             data_degree=mesh.data_degree,
             micro_batch_size=training.micro_batch_size,
+            prefetch_bytes=config.storage.prefetch_mib * 2**20,
             # The ranks of one sequence-parallel group read the same samples; one of them reports.
             on_bad_sample=self._quarantine_sample if mesh.sequence_rank == 0 else ignore_sample,
         )
@@ -423,7 +428,13 @@ class Trainer:
             "tokens_per_second": tokens / seconds,
             "step_seconds": self.timer.end_step(),
             "communication": collectives.snapshot(),
+            "storage": self._storage_counts(),
         }
+
+    def _storage_counts(self) -> dict[str, Any]:
+        """What this rank's storage has counted since the last call."""
+        before, self.storage_counts = self.storage_counts, counters.snapshot()
+        return difference(self.storage_counts, before)
 
     def _num_padding_frames(self, num_latent_frames: int) -> int:
         return self.family.num_padding_frames(self.model, num_latent_frames)
@@ -442,6 +453,7 @@ class Trainer:
         """summary.json and report.html, from what the run folder holds."""
         peak = torch.tensor([self.backend.peak_memory_bytes()], dtype=torch.int64, device=self.mesh.device)
         dist.all_reduce(peak, dist.ReduceOp.MAX)
+        snapshots = on_all_ranks(counters.snapshot)
         if self.mesh.is_main:
             summary = write_summary(
                 self.output,
@@ -449,6 +461,7 @@ class Trainer:
                 world_size=self.mesh.world_size,
                 peak_memory_bytes=int(peak),
                 clips={"encoded": len(self.store.entries), "quarantined": self.store.num_quarantined},
+                storage=usage(snapshots, self.worker_metrics.under_store_bytes()),
             )
             print(f"{describe(summary)}; see {write_report(self.output)}")
 

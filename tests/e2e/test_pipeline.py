@@ -33,6 +33,8 @@ def test_a_run_folder_holds_what_the_readme_says(trained):
     assert summary["sequence_parallel"] == {"scheme": "ulysses", "degree": 2}
     assert summary["steps"] == 6
     assert summary["clips"] == {"encoded": 12, "quarantined": 0}
+    assert summary["storage"]["disk_bytes"] > 0
+    assert (summary["storage"]["alluxio_bytes"], summary["storage"]["hit_rate"]) == (0, None)
     assert set(summary["step_seconds"]) == {"data", "forward", "backward", "communication", "optimizer"}
     for rate in ("frames_per_second", "tokens_per_second", "peak_memory_bytes"):
         assert summary[rate] > 0
@@ -53,8 +55,9 @@ def test_a_run_folder_holds_what_the_readme_says(trained):
     assert "<html" in (trained / "report.html").read_text()
     records = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "validation"] == [0, 3, 6]
-    ulysses = next(record for record in records if record["kind"] == "train")["communication"]["ulysses"]
-    assert ulysses["bytes"] > 0
+    first = next(record for record in records if record["kind"] == "train")
+    assert first["communication"]["ulysses"]["bytes"] > 0
+    assert first["storage"]["bytes"]["disk"] > 0
 
 
 def test_sampling_gives_a_video_per_caption_of_the_clips_shape(trained):

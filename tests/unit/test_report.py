@@ -190,3 +190,9 @@ def test_the_report_replaces_the_last_one_and_leaves_no_other_file(tmp_path):
 def test_what_is_no_run_folder_is_refused(tmp_path, name):
     with pytest.raises(UserError, match="give the output_dir of a run"):
         write_report(tmp_path / name)
+
+
+def test_the_storage_section_shows_where_the_bytes_came_from(page):
+    for text in ("read from alluxio", "3 GiB", "93.8%", "errors: http_503", "errors: <i>", "1.50 s"):
+        assert text in page.text
+    assert "read from under_store" not in page.text

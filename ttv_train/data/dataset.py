@@ -1,10 +1,13 @@
 """What the trainer needs of an encoded dataset."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from ttv_train.data.shards import LatentEntry, LatentNormalization, LatentSample
+from ttv_train.data.shards import LatentEntry, LatentNormalization, LatentSample, SampleResult
+
+__all__ = ["LatentDataset", "SampleResult"]
 
 
 class LatentDataset(Protocol):
@@ -21,6 +24,10 @@ class LatentDataset(Protocol):
 
     def read(self, entry: LatentEntry) -> LatentSample:
         """One sample, verified. Raises CorruptSampleError."""
+        ...
+
+    def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
+        """Samples in the order asked for, each as it is or as the CorruptSampleError that its reading ended in."""
         ...
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,16 +1,19 @@
-"""Streams the micro-batches of one data-parallel rank, prefetched on a thread."""
+"""Streams the micro-batches of one data-parallel rank, prefetched on threads."""
 
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from ttv_train.data.collate import Batch, Collator
-from ttv_train.data.dataset import LatentDataset
+from ttv_train.data.dataset import LatentDataset, SampleResult
 from ttv_train.data.order import DataOrder, GlobalBatch
+from ttv_train.data.read_ahead import read_ahead
 from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample
 from ttv_train.errors import UserError
+from ttv_train.storage.counters import counters
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ class LatentLoader:
         data_rank, data_degree: this rank's place on the data axis; the global batch is dealt in contiguous parts.
         micro_batch_size: samples per micro-batch, at most.
         on_bad_sample: called once per corrupt sample with its entry and the reason.
+        prefetch_bytes: of stored samples that are read ahead, at most.
     """
 
     store: LatentDataset
@@ -42,6 +46,7 @@ class LatentLoader:
     data_degree: int
     micro_batch_size: int
     on_bad_sample: Callable[[LatentEntry, str], None]
+    prefetch_bytes: int = 2**30
     bad_keys: set[str] = field(default_factory=set)
     """Of the samples that this rank could not read."""
 
@@ -60,18 +65,27 @@ class LatentLoader:
             return False
 
         def prefetch() -> None:
+            plan = (
+                [self.entries[self.order.batch(step).indices[slot]] for slot in self._slots(step)]
+                for step in range(start, stop)
+            )
+            samples = read_ahead(self.store, plan, self.prefetch_bytes)
             try:
-                for step in range(start, stop):
-                    if not put(self._load(step)):
+                for step, results in enumerate(samples, start):
+                    if not put(self._load(step, results)):
                         return
             except BaseException as error:
                 put(error)
+            finally:
+                samples.close()
 
         thread = threading.Thread(target=prefetch, name="latent-loader", daemon=True)
         thread.start()
         try:
             for _ in range(start, stop):
+                started = time.perf_counter()
                 item = ready.get()
+                counters.add_wait(time.perf_counter() - started)
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -79,31 +93,34 @@ class LatentLoader:
             closed.set()
             thread.join()
 
-    def _load(self, step: int) -> list[Batch]:
-        batch = self.order.batch(step)
-        count = len(batch.indices) // self.data_degree
-        slots = range(self.data_rank * count, (self.data_rank + 1) * count)
-        samples = [self._read(batch, slot) for slot in slots]
+    def _slots(self, step: int) -> range:
+        """This rank's part of the global batch."""
+        count = len(self.order.batch(step).indices) // self.data_degree
+        return range(self.data_rank * count, (self.data_rank + 1) * count)
+
+    def _load(self, step: int, results: Sequence[SampleResult]) -> list[Batch]:
+        batch, slots = self.order.batch(step), self._slots(step)
+        samples = [self._sample(batch, slot, result) for slot, result in zip(slots, results, strict=True)]
         return [
             self.collator(samples[i : i + self.micro_batch_size], step, slots[i : i + self.micro_batch_size])
-            for i in range(0, count, self.micro_batch_size)
+            for i in range(0, len(slots), self.micro_batch_size)
         ]
 
-    def _read(self, batch: GlobalBatch, slot: int) -> LatentSample:
-        index, attempt = batch.indices[slot], 0
-        while True:
-            entry = self.entries[index]
+    def _sample(self, batch: GlobalBatch, slot: int, result: SampleResult) -> LatentSample:
+        """What was read for a slot, or what replaces it."""
+        entry, attempt = self.entries[batch.indices[slot]], 0
+        while isinstance(result, CorruptSampleError):
             if entry.key not in self.bad_keys:
-                try:
-                    return self.store.read(entry)
-                except CorruptSampleError as error:
-                    self._report(entry, str(error))
+                self._report(entry, str(result))
             if attempt == self.order.num_members(batch.bucket):
                 raise UserError(
                     f"latents.path {self.store.path}: not one sample of bucket {'x'.join(map(str, batch.bucket))} can "
                     f"be read; remove {entry.shard} and run `ttv-train encode` again"
                 )
-            index, attempt = self.order.replacement(batch, slot, attempt), attempt + 1
+            entry, attempt = self.entries[self.order.replacement(batch, slot, attempt)], attempt + 1
+            if entry.key not in self.bad_keys:
+                (result,) = self.store.read_many([entry])
+        return result
 
     def _report(self, entry: LatentEntry, reason: str) -> None:
         self.bad_keys.add(entry.key)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ttv_train.encoders.vae.base import LatentNormalization
 from ttv_train.errors import UserError
-from ttv_train.storage import Store
+from ttv_train.storage import ByteRange, DamagedReadError, Store, StoreUnavailableError
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
@@ -107,6 +107,8 @@ def read_manifest(store: Store) -> tuple[Manifest, str]:
     """
     try:
         content = store.read(MANIFEST_NAME)
+    except StoreUnavailableError as error:
+        raise UserError(f"latents.path {error}; see that the storage is up, then start again") from None
     except OSError:
         raise DamagedStoreError(
             f"latents.path {store.url}: no {MANIFEST_NAME} in it; run `ttv-train encode` with this config first"
@@ -128,14 +130,17 @@ def read_index(store: Store, manifest: Manifest) -> LatentIndex:
 def read_object(store: Store, stored: StoredObject) -> bytes:
     """A whole object, verified. Raises DamagedStoreError if it is absent or damaged."""
     try:
-        content = store.read(stored.name)
+        return store.read_range(ByteRange(stored.name, 0, stored.size, stored.sha256, is_whole=True))
+    except StoreUnavailableError as error:
+        raise UserError(f"latents.path {error}; see that the storage is up, then start again") from None
+    except DamagedReadError:
+        raise DamagedStoreError(
+            f"latents.path {store.url}: {stored.name} is damaged; run `ttv-train encode` again"
+        ) from None
     except OSError:
         raise DamagedStoreError(
             f"latents.path {store.url}: {stored.name} is missing; run `ttv-train encode` again"
         ) from None
-    if hashlib.sha256(content).hexdigest() != stored.sha256:
-        raise DamagedStoreError(f"latents.path {store.url}: {stored.name} is damaged; run `ttv-train encode` again")
-    return content
 
 
 def put_object(store: Store, prefix: str, suffix: str, content: bytes) -> StoredObject:

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from ttv_train.config import LatentsConfig
-from ttv_train.data.shards import LatentEntry, LatentSample, LatentStore
+from ttv_train.config import LatentsConfig, StorageConfig
+from ttv_train.data.shards import LatentEntry, LatentSample, LatentStore, SampleResult
 from ttv_train.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
-def open_latents(config: LatentsConfig) -> "LatentStore | MixedDataset":
+def open_latents(config: LatentsConfig, storage: StorageConfig | None = None) -> "LatentStore | MixedDataset":
     """What `latents.sources` names, or else `latents.path`. Raises UserError if it is absent or damaged."""
     if config.sources:
-        return MixedDataset([LatentStore.open(source.path) for source in config.sources])
-    return LatentStore.open(config.path)
+        return MixedDataset([LatentStore.open(source.path, storage) for source in config.sources])
+    return LatentStore.open(config.path, storage)
 
 
 class MixedDataset:
@@ -67,6 +67,14 @@ class MixedDataset:
     def read(self, entry: LatentEntry) -> LatentSample:
         """One sample, verified. Raises CorruptSampleError."""
         return self._stores[self.source_of(entry)].read(entry)
+
+    def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
+        """Samples, each as it is or as the CorruptSampleError that its reading ended in."""
+        results: dict[str, SampleResult] = {}
+        for source, store in enumerate(self._stores):
+            mine = [entry for entry in entries if self.source_of(entry) == source]
+            results.update(zip((entry.key for entry in mine), store.read_many(mine), strict=True))
+        return [results[entry.key] for entry in entries]
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt."""

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from ttv_train.config import StorageConfig
 from ttv_train.data.manifest import (
     MANIFEST_NAME,
     LatentEntry,
@@ -34,7 +35,7 @@ from ttv_train.data.manifest import (
 )
 from ttv_train.encoders.vae.base import LatentNormalization
 from ttv_train.errors import UserError
-from ttv_train.storage import Store, open_store
+from ttv_train.storage import ByteRange, DamagedReadError, Store, StoreUnavailableError, open_store
 
 __all__ = ["CorruptSampleError", "LatentEntry", "LatentNormalization", "LatentSample", "LatentStore", "put_shard"]
 
@@ -66,6 +67,9 @@ class LatentSample:
     """(L,) bool"""
 
 
+SampleResult = LatentSample | CorruptSampleError
+
+
 class LatentStore:
     """An encoded dataset, read by training. Samples may be read from several threads at once.
 
@@ -78,52 +82,70 @@ class LatentStore:
         entries: the samples, in the order of the dataset.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, storage: StorageConfig | None = None) -> None:
         """See `open`."""
         if not path:
             raise UserError("latents.path is not set; name the folder or URL of the encoded dataset")
         self.path = path
-        self._store = open_store(path)
-        manifest, self.manifest_digest = read_manifest(self._store)
+        self.store = open_store(path, storage)
+        manifest, self.manifest_digest = read_manifest(self.store)
         self._null_prompt_object = manifest.null_prompt
         self.fingerprint = manifest.fingerprint
         self.normalization = manifest.normalization
         self.num_quarantined = manifest.num_quarantined
-        index = read_index(self._store, manifest)
+        index = read_index(self.store, manifest)
         self.encoders = (index.vae_fingerprint, index.text_encoder_fingerprint)
         self.entries = index.entries
 
     @classmethod
-    def open(cls, path: str) -> "LatentStore":
-        """Opens the dataset at a folder or fsspec URL; verifies its manifest and index.
+    def open(cls, path: str, storage: StorageConfig | None = None) -> "LatentStore":
+        """Opens the dataset at a folder or URL; verifies its manifest and index.
 
         Raises:
             UserError: there is none, or it is damaged.
         """
-        return cls(path)
+        return cls(path, storage)
 
     @staticmethod
-    def exists(path: str) -> bool:
+    def exists(path: str, storage: StorageConfig | None = None) -> bool:
         """Whether an encoded dataset was committed at `path`."""
-        return bool(path) and open_store(path).exists(MANIFEST_NAME)
+        return bool(path) and open_store(path, storage).exists(MANIFEST_NAME)
 
     def read(self, entry: LatentEntry) -> LatentSample:
         """Reads one sample with one request. Raises CorruptSampleError unless its bytes are those that were written."""
+        (result,) = self.read_many([entry])
+        if isinstance(result, CorruptSampleError):
+            raise result
+        return result
+
+    def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
+        """Reads samples with as few requests as their places allow; in the order asked for, each as it is or as the
+        CorruptSampleError that its reading ended in.
+
+        Raises:
+            UserError: the storage did not answer by `storage.deadline_seconds`. Nothing is known to be wrong with the
+                samples then, so that none is replaced: the run stops, and goes on later from its newest checkpoint.
+        """
+        results = self.store.read_many([range_of(entry) for entry in entries])
+        return [self._sample(entry, result) for entry, result in zip(entries, results, strict=True)]
+
+    def _sample(self, entry: LatentEntry, result: bytes | OSError) -> SampleResult:
+        if isinstance(result, StoreUnavailableError):
+            raise UserError(
+                f"latents.path {result}; see that the storage is up, then start again: the run goes on from its newest "
+                "checkpoint"
+            )
+        if isinstance(result, DamagedReadError):
+            return CorruptSampleError(entry.key, entry.shard, str(result))
+        if isinstance(result, OSError):
+            return CorruptSampleError(entry.key, entry.shard, f"cannot be read: {result}")
         try:
-            content = self._store.read(entry.shard, entry.offset, entry.length)
-        except OSError as error:
-            raise CorruptSampleError(entry.key, entry.shard, f"cannot be read: {error}") from None
-        if len(content) != entry.length:
-            raise CorruptSampleError(entry.key, entry.shard, f"{len(content)} bytes of {entry.length} are there")
-        if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise CorruptSampleError(entry.key, entry.shard, "its bytes are not those that were written (SHA-256)")
-        try:
-            tensors = load(content)
+            tensors = load(result)
             return LatentSample(
                 entry, tensors["mean"], tensors.get("logvar"), tensors["prompt_embeds"], tensors["prompt_mask"]
             )
         except (SafetensorError, KeyError) as error:
-            raise CorruptSampleError(entry.key, entry.shard, f"not a sample: {error}") from None
+            return CorruptSampleError(entry.key, entry.shard, f"not a sample: {error}")
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt. Raises UserError if they are damaged."""
@@ -131,8 +153,13 @@ class LatentStore:
 
     @cached_property
     def _null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors = load(read_object(self._store, self._null_prompt_object))
+        tensors = load(read_object(self.store, self._null_prompt_object))
         return tensors["prompt_embeds"], tensors["prompt_mask"]
+
+
+def range_of(entry: LatentEntry) -> ByteRange:
+    """Where a sample's tensors lie, and their digest."""
+    return ByteRange(entry.shard, entry.offset, entry.length, entry.sha256)
 
 
 def put_null_prompt(store: Store, prompt_embeds: torch.Tensor, prompt_mask: torch.Tensor) -> StoredObject:

@@ -1,9 +1,11 @@
 """Random latents of the shapes that a config would give, for a dry run before anything is encoded."""
 
+from collections.abc import Sequence
+
 import torch
 
 from ttv_train.config import RunConfig, parse_bucket
-from ttv_train.data.shards import LatentEntry, LatentSample
+from ttv_train.data.shards import LatentEntry, LatentSample, SampleResult
 from ttv_train.encoders.text.base import TextEncoder
 from ttv_train.encoders.vae.base import VideoVae
 from ttv_train.parallel.rng import keyed_normal
@@ -47,6 +49,10 @@ class SyntheticStore:
         """Unit-scale noise in place of latents, keyed by the entry."""
         latents = keyed_normal(entry.latent_shape, "synthetic", entry.key)
         return LatentSample(entry, latents, None, self._embeds, self._mask)
+
+    def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
+        """`read`, of several."""
+        return [self.read(entry) for entry in entries]
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Zeros (L, D) and a mask (L,) of ones."""

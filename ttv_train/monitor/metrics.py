@@ -4,7 +4,8 @@ Every record has `step`, the number of optimizer steps done, and `kind`:
 
     train       loss, grad_norm, learning_rate, skipped, epoch, bucket ("49x480x720"), samples, frames, tokens,
                 frames_per_second, tokens_per_second, step_seconds {phase: seconds},
-                communication {purpose: {calls, bytes, seconds}}
+                communication {purpose: {calls, bytes, seconds}},
+                storage {bytes by tier, errors by kind, and the other counters of `storage.counters`}
     validation  loss, loss_by_noise_level {fraction of the schedule: loss}
 
 Numbers that are not finite are `null`. Records are in the order of their steps; after a crash and a resume they read as

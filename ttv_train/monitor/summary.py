@@ -11,7 +11,13 @@ from ttv_train.monitor.metrics import read_metrics
 
 
 def write_summary(
-    run_folder: Path, config: RunConfig, *, world_size: int, peak_memory_bytes: int, clips: dict[str, int]
+    run_folder: Path,
+    config: RunConfig,
+    *,
+    world_size: int,
+    peak_memory_bytes: int,
+    clips: dict[str, int],
+    storage: dict[str, Any],
 ) -> dict[str, Any]:
     """Writes `summary.json` in `run_folder` and returns it.
 
@@ -39,6 +45,7 @@ def write_summary(
         },
         "peak_memory_bytes": peak_memory_bytes,
         "clips": clips,
+        "storage": storage,
     }
     (run_folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary

@@ -5,22 +5,26 @@ nothing is ever listed by a reader.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Protocol
 
 from ttv_train.errors import UserError
+from ttv_train.storage.ranges import ByteRange
 
 OBJECT_NAME = re.compile(r"[A-Za-z0-9._/-]+")
 
 
-class Store(Protocol):
-    """Objects under one folder or URL such as ``s3://bucket/latents``. Safe to share between threads.
+class Door(Protocol):
+    """One way to reach objects under one folder or URL such as ``s3://bucket/latents``. Safe to share between threads.
 
     Object names are relative paths of ``[A-Za-z0-9._/-]``, so that they mean the same on every kind of storage.
     Whatever cannot be read raises OSError, FileNotFoundError where the object is absent.
     """
 
     url: str
+    tier: str
+    """Under which its bytes are counted, see `counters`."""
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Up to `length` bytes of the object from `offset`, in one request; fewer where the object ends."""
@@ -61,6 +65,31 @@ class Store(Protocol):
 
     def remove_partial_files(self) -> None:
         """Removes what killed writers left half-written in a folder; object stores do that themselves."""
+        ...
+
+    def warm(self, names: Sequence[str]) -> bool:
+        """Has the servers load objects into their cache; False where only reading does that."""
+        ...
+
+    def cached_fraction(self, name: str) -> float | None:
+        """How much of an object the servers hold in their cache, of 0 to 1; None where they do not say."""
+        ...
+
+    def health(self) -> None:
+        """Raises OSError unless the storage answers."""
+        ...
+
+
+class Store(Door, Protocol):
+    """A door under the layers that verify, retry, cache and fall back. What `open_store` gives."""
+
+    def read_many(self, ranges: Sequence[ByteRange]) -> list[bytes | OSError]:
+        """Ranges of any objects, in the order asked for, each as its bytes or as the error that it ended in. Those
+        with a digest are verified."""
+        ...
+
+    def read_range(self, wanted: ByteRange) -> bytes:
+        """One range. Raises OSError; DamagedReadError if it is not what was written."""
         ...
 
 

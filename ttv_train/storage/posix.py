@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttv_train.storage.base import check_object_name, refused_write
@@ -19,10 +19,10 @@ NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 class PosixStore:
-    """Objects are files under `folder`. Satisfies `Store`."""
+    """Objects are files under `folder`. Satisfies `Door`."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self.url = url
+    def __init__(self, url: str, folder: Path, tier: str = "disk") -> None:
+        self.url, self.tier = url, tier
         self.folder = folder
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -51,7 +51,7 @@ class PosixStore:
                 partial.replace(path)
             _sync_folder(path.parent)
         except OSError as error:
-            raise refused_write(self.url, name, error) from None
+            raise refused_write(self.url, name, error) from error
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See `Store.put_if_absent`. Without hard links, a writer that is killed may leave a cut-off object."""
@@ -63,7 +63,7 @@ class PosixStore:
         except FileExistsError:
             return False
         except OSError as error:
-            raise refused_write(self.url, name, error) from None
+            raise refused_write(self.url, name, error) from error
         return True
 
     def delete(self, name: str) -> None:
@@ -82,6 +82,18 @@ class PosixStore:
             with contextlib.suppress(FileNotFoundError):  # its writer is alive and has just renamed it
                 if path.stat().st_mtime < oldest:
                     path.unlink()
+
+    def warm(self, names: Sequence[str]) -> bool:
+        """See `Store.warm`."""
+        return False
+
+    def cached_fraction(self, name: str) -> float | None:
+        """See `Store.cached_fraction`."""
+        return None
+
+    def health(self) -> None:
+        """See `Store.health`."""
+        self.folder.stat()
 
     def _path(self, name: str) -> Path:
         return self.folder / check_object_name(name)

@@ -31,7 +31,8 @@ def test_a_summary_spans_the_records(tmp_path):
         ],
     )
     clips = {"encoded": 4, "quarantined": 1}
-    summary = write_summary(tmp_path, RunConfig(), world_size=2, peak_memory_bytes=7, clips=clips)
+    storage = {"alluxio_bytes": 5, "hit_rate": None}
+    summary = write_summary(tmp_path, RunConfig(), world_size=2, peak_memory_bytes=7, clips=clips, storage=storage)
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert summary == {
         "world_size": 2,
@@ -44,6 +45,7 @@ def test_a_summary_spans_the_records(tmp_path):
         "step_seconds": {"forward": 2.0},
         "peak_memory_bytes": 7,
         "clips": clips,
+        "storage": storage,
     }
     assert describe(summary) == (
         "3 steps on 2 process(es): training loss 1.9000 -> 0.5000, validation loss 2.0000 -> 0.7500, 8.0 frames/s"
@@ -53,6 +55,6 @@ def test_a_summary_spans_the_records(tmp_path):
 def test_a_run_without_records_or_with_a_loss_that_was_not_finite_is_summarized(tmp_path):
     for records in ([], [train_record(1, None, 1.0, 1.0)]):
         write_records(tmp_path, records)
-        summary = write_summary(tmp_path, RunConfig(), world_size=1, peak_memory_bytes=0, clips={})
+        summary = write_summary(tmp_path, RunConfig(), world_size=1, peak_memory_bytes=0, clips={}, storage={})
         assert summary["train_loss"] == {"first": None, "last": None}
         assert "training loss none -> none" in describe(summary)

@@ -1,0 +1,234 @@
+"""Alluxio 3.x (DORA): the REST pages that its workers serve on port 28080.
+
+``alluxio://worker-1:28080,worker-2:28080/path``; one host name that resolves to several addresses, such as a headless
+service of Kubernetes, stands for all of them. `storage.under_stores` says where the same path lies in the under-store:
+a worker knows a file by the SHA-256 of its URI there.
+
+Protocol, read from the published 312 and 313 servers:
+
+    GET /v1/file/ID/page/N?offset=&length=   a part of page N; the connection is closed when the page is not cached
+    GET /v1/load?path=&opType=submit         loads a file into the cache; opType=progress tells how far it is
+    GET /v1/info?path=                       JSON with mLength
+    GET /v1/health
+"""
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from ttv_train.errors import UserError
+from ttv_train.storage.base import Door, check_object_name
+from ttv_train.storage.breaker import CircuitBreaker
+from ttv_train.storage.counters import counters
+from ttv_train.storage.failures import DamagedReadError, HttpStatusError, kind_of
+from ttv_train.storage.http_client import get_bytes, make_pool
+
+DEFAULT_PORT = 28080
+WORKERS_PER_PAGE = 3
+"""Workers that are asked for a page before the under-store is: its owner is among the first of the ring, or has just
+left."""
+MEMBERSHIP_SECONDS = 30.0
+"""Between two look-ups of the workers' addresses."""
+LOAD_POLL_SECONDS = 0.5
+
+Worker = tuple[str, int]
+
+
+class AlluxioStore:
+    """Pages from the workers, read through from the under-store where no worker has them. Satisfies `Door`.
+
+    Args:
+        url: ``alluxio://HOST:PORT[,HOST:PORT...]/PATH``
+        under_store: the door to the same objects in the under-store, with its own credentials.
+        page_bytes: the workers' ``alluxio.worker.page.store.page.size``.
+        timeout_seconds: of one request.
+        load_timeout_seconds: how long `warm` waits for a load job.
+
+    Raises:
+        UserError: the URL has no host.
+    """
+
+    tier = "alluxio"
+
+    def __init__(
+        self,
+        url: str,
+        under_store: Door,
+        *,
+        page_bytes: int,
+        timeout_seconds: float,
+        load_timeout_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url, self.under_store = url, under_store
+        self._page_bytes, self._load_timeout_seconds, self._clock = page_bytes, load_timeout_seconds, clock
+        self._hosts = _parse_hosts(url)
+        self._pool = make_pool(timeout_seconds)
+        self._lock = threading.Lock()
+        self._workers: list[Worker] = []
+        self._look_up_at = 0.0
+        self._breakers: dict[Worker, CircuitBreaker] = {}
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `Store.read`."""
+        if length is None:
+            size = self.size(name)
+            if size is None:
+                raise FileNotFoundError(f"{self.url}/{name}")
+            length = max(0, size - offset)
+        parts = []
+        position, end = offset, offset + length
+        while position < end:
+            number, start = divmod(position, self._page_bytes)
+            wanted = min(end - position, self._page_bytes - start)
+            part = self._page(name, number, start, wanted)
+            parts.append(part)
+            position += len(part)
+            if len(part) < wanted:  # the under-store says that the object ends here
+                break
+        return b"".join(parts)
+
+    def size(self, name: str) -> int | None:
+        """See `Store.size`. The under-store decides: workers may know an old length."""
+        return self.under_store.size(name)
+
+    def exists(self, name: str) -> bool:
+        """See `Store.exists`."""
+        return self.size(name) is not None
+
+    # A page that is written to a worker never reaches the under-store: objects are written there.
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Store.put`; to the under-store."""
+        self.under_store.put(name, data)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See `Store.put_if_absent`; to the under-store."""
+        return self.under_store.put_if_absent(name, data)
+
+    def delete(self, name: str) -> None:
+        """See `Store.delete`; in the under-store."""
+        self.under_store.delete(name)
+
+    def delete_folder(self, name: str) -> None:
+        """See `Store.delete_folder`; in the under-store."""
+        self.under_store.delete_folder(name)
+
+    def remove_partial_files(self) -> None:
+        """See `Store.remove_partial_files`; in the under-store."""
+        self.under_store.remove_partial_files()
+
+    def warm(self, names: Sequence[str]) -> bool:
+        """Submits a load job per object and waits for them. Raises OSError if one fails."""
+        for name in names:
+            self._load(name, "submit")
+        deadline = self._clock() + self._load_timeout_seconds
+        for name in names:
+            while "SUCCEEDED" not in (progress := self._load(name, "progress")):
+                if "FAILED" in progress or "STOPPED" in progress or self._clock() > deadline:
+                    raise OSError(f"{self.url}: loading {name} did not succeed: {progress[:200]}")
+                time.sleep(LOAD_POLL_SECONDS)
+        return True
+
+    def cached_fraction(self, name: str) -> float | None:
+        """See `Store.cached_fraction`: asks for one byte of every page."""
+        size = self.size(name)
+        if not size:
+            return None
+        pages = range(-(-size // self._page_bytes))
+        return sum(self._from_workers(name, number, 0, 1) is not None for number in pages) / len(pages)
+
+    def health(self) -> None:
+        """See `Store.health`: one worker that answers is enough."""
+        self._ask_any("/v1/health")
+
+    def _page(self, name: str, number: int, start: int, length: int) -> bytes:
+        content = self._from_workers(name, number, start, length)
+        if content is not None:
+            return content
+        counters.add("page_misses")
+        content = self.under_store.read(name, number * self._page_bytes + start, length)
+        counters.move(self.tier, "under_store", len(content))
+        return content
+
+    def _from_workers(self, name: str, number: int, start: int, length: int) -> bytes | None:
+        """A part of a page, from the first worker that has it; None if no worker gives it whole."""
+        file_id = self._file_id(name)
+        for worker in self._ring(f"{file_id}/{number}")[:WORKERS_PER_PAGE]:
+            url = f"{_base(worker)}/v1/file/{file_id}/page/{number}?offset={start}&length={length}"
+            try:
+                content = get_bytes(self._pool, url, 0, None)
+                if len(content) != length:
+                    kind = "short" if len(content) < length else "long"
+                    raise DamagedReadError(kind, f"{len(content)} bytes of {length} came of page {number}")
+            except OSError as error:
+                # A closed connection says that the page is not cached: the worker itself is well.
+                is_down = isinstance(error, ConnectionRefusedError | TimeoutError | HttpStatusError)
+                self._breaker(worker).record(not is_down)
+                if is_down or isinstance(error, DamagedReadError):
+                    counters.add_error(kind_of(error))
+                continue
+            self._breaker(worker).record(True)
+            return content
+        return None
+
+    def _ring(self, key: str) -> list[Worker]:
+        """Workers in the order in which they are asked: rendezvous hashing, so that a worker that comes or goes moves
+        its own pages only; those with an open circuit last are left out."""
+        workers = [worker for worker in self._members() if self._breaker(worker).allows()]
+        return sorted(workers, key=lambda worker: hashlib.sha256(f"{worker}{key}".encode()).digest())
+
+    def _members(self) -> list[Worker]:
+        with self._lock:
+            if self._clock() >= self._look_up_at:
+                found = {worker for host in self._hosts for worker in _addresses(host)}
+                if found or not self._workers:  # a name service that is down takes no worker away
+                    self._workers = sorted(found)
+                self._look_up_at = self._clock() + MEMBERSHIP_SECONDS
+            return self._workers
+
+    def _breaker(self, worker: Worker) -> CircuitBreaker:
+        with self._lock:
+            return self._breakers.setdefault(worker, CircuitBreaker(self._clock))
+
+    def _file_id(self, name: str) -> str:
+        return hashlib.sha256(f"{self.under_store.url.rstrip('/')}/{check_object_name(name)}".encode()).hexdigest()
+
+    def _load(self, name: str, operation: str) -> str:
+        path = f"{self.under_store.url.rstrip('/')}/{check_object_name(name)}"
+        return self._ask_any(f"/v1/load?path={path}&opType={operation}").decode(errors="replace")
+
+    def _ask_any(self, request: str) -> bytes:
+        failure: OSError = ConnectionError(f"{self.url} has no worker")
+        for worker in self._ring(request):
+            try:
+                return get_bytes(self._pool, _base(worker) + request, 0, None)
+            except OSError as error:
+                failure = error
+        raise failure
+
+
+def _parse_hosts(url: str) -> list[Worker]:
+    hosts = []
+    for part in urlsplit(url).netloc.split(","):
+        host, _, port = part.rpartition(":") if ":" in part else (part, "", str(DEFAULT_PORT))
+        if not host or not port.isdigit():
+            raise UserError(f"{url!r} is not alluxio://HOST:PORT[,HOST:PORT...]/PATH; the port is 28080 by default")
+        hosts.append((host, int(port)))
+    return hosts
+
+
+def _addresses(worker: Worker) -> list[Worker]:
+    host, port = worker
+    try:
+        return [(str(info[4][0]), port) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def _base(worker: Worker) -> str:
+    host, port = worker
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
