@@ -389,8 +389,22 @@ class SamplingConfig(Section):
     """One that fits the objective and the family; `null` takes the family's own."""
     guidance_scale: float = Field(6.0, ge=1)
     """Classifier-free guidance; 1 switches it off."""
+    other_expert_path: str | None = None
+    """Transformer for the noise levels outside `objective.sigma_range`, given like `model.path`: Wan 2.2 14B is two
+    models, of which a run trains one. `ttv-train export` makes such a folder of another run."""
+    other_expert_guidance_scale: float | None = Field(None, ge=1)
+    """Guidance of the other expert; `null` means `guidance_scale`."""
     seed: int = Field(0, ge=0)
     """Seed of the initial noise."""
+
+    @model_validator(mode="after")
+    def _guidance_has_an_expert(self) -> "SamplingConfig":
+        if self.other_expert_guidance_scale is not None and self.other_expert_path is None:
+            raise ValueError(
+                f"other_expert_guidance_scale {self.other_expert_guidance_scale} needs other_expert_path: set it, or "
+                "leave both out"
+            )
+        return self
 
 
 class TrackingConfig(Section):

@@ -10,6 +10,7 @@ from ttv_train.diffusion.base import Bucket, Objective
 from ttv_train.diffusion.solvers import sample
 from ttv_train.encoders.vae.base import LatentNormalization, VideoVae
 from ttv_train.models.base import ModelFamily
+from ttv_train.models.experts import OtherExpert
 from ttv_train.parallel.rng import keyed_generator, keyed_normal
 from ttv_train.parallel.sequence.base import SequenceParallel
 
@@ -33,6 +34,7 @@ def generate(
     sample_keys: Sequence[str],
     device: torch.device,
     sequence: SequenceParallel,
+    other_expert: OtherExpert | None = None,
 ) -> torch.Tensor:
     """Videos of one bucket. All ranks over which the model is sharded call it together, equally often; the ranks of
     one sequence-parallel group pass the same arguments and get the same videos.
@@ -44,6 +46,7 @@ def generate(
         bucket: frames, height and width, in pixels.
         fps: frames per second.
         sample_keys: one per video; with `sampling.seed` it decides the noise.
+        other_expert: takes over from `model` at the noise levels for which that is not trained.
 
     Returns:
         RGB uint8 (B, T, H, W, 3) on `device`.
@@ -64,6 +67,7 @@ def generate(
         sampling=sampling,
         sample_keys=sample_keys,
         sequence=sequence,
+        other_expert=other_expert,
     )
     with torch.no_grad():
         return to_uint8(vae.decode(normalization.denormalize(latents)))
@@ -84,6 +88,7 @@ def generate_latents(
     sampling: SamplingConfig,
     sample_keys: Sequence[str],
     sequence: SequenceParallel,
+    other_expert: OtherExpert | None = None,
 ) -> torch.Tensor:
     """Normalized latents (B, C, t, h, w) float32; arguments as in `generate`, on the model's device.
 
@@ -97,7 +102,8 @@ def generate_latents(
     family.check_latents(model, shape)
     device, dtype = prompt_embeds.device, prompt_embeds.dtype
     noise = torch.stack([keyed_normal(shape, sampling.seed, "sampling noise", key) for key in sample_keys]).to(device)
-    guided = sampling.guidance_scale > 1 and not family.embeds_guidance(model)
+    scales = [sampling.guidance_scale, *([] if other_expert is None else [other_expert.guidance_scale])]
+    guided = max(scales) > 1 and not family.embeds_guidance(model)
     if guided:
         null_embeds, null_mask = null_prompt
         own_null_embeds = family.null_prompt_of_length(model, prompt_embeds.shape[1])
@@ -110,8 +116,11 @@ def generate_latents(
     def denoise(latents: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         if guided:
             latents, timesteps = torch.cat([latents, latents]), torch.cat([timesteps, timesteps])
+        expert, scale = model, sampling.guidance_scale
+        if other_expert is not None and other_expert.takes(float(timesteps[0])):
+            expert, scale = other_expert.model, other_expert.guidance_scale
         prediction = family.predict(
-            model,
+            expert,
             latents.to(dtype),
             timesteps,
             prompt_embeds,
@@ -119,12 +128,12 @@ def generate_latents(
             fps=rates,
             height=bucket[1],
             width=bucket[2],
-            guidance=sampling.guidance_scale,
+            guidance=scale,
         ).float()
         if not guided:
             return prediction
         without_prompt, with_prompt = prediction.chunk(2)
-        return without_prompt + sampling.guidance_scale * (with_prompt - without_prompt)
+        return without_prompt + scale * (with_prompt - without_prompt)
 
     was_training = model.training
     model.eval()

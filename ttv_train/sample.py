@@ -28,6 +28,7 @@ from ttv_train.generate import PromptTensors, generate, to_uint8
 from ttv_train.models import FAMILIES
 from ttv_train.models.base import ModelFamily
 from ttv_train.models.build import build_model
+from ttv_train.models.experts import OtherExpert, build_other_expert
 from ttv_train.monitor.samples import SampledVideo, step_folder, video_name, write_prompts
 from ttv_train.monitor.video import write_video
 from ttv_train.parallel.agreement import on_all_ranks, on_every_rank, on_main_rank
@@ -89,6 +90,14 @@ def run(
             compute_dtype=compute_dtype,
         )
         load_weights(checkpoint, model, use_ema)
+        other_expert = build_other_expert(
+            config,
+            mesh,
+            sequence,
+            latent_channels=vae.latent_channels,
+            text_hidden_size=null_prompt[0].shape[-1],
+            compute_dtype=compute_dtype,
+        )
         family = FAMILIES[config.model.family]
         sampler = Sampler(
             model=model,
@@ -101,6 +110,7 @@ def run(
             max_text_tokens=max_text_tokens(config.text_encoder),
             compute_dtype=compute_dtype,
             config=config.sampling,
+            other_expert=other_expert,
         )
         folder = output or step_folder(run_folder, on_main_rank(lambda: stored_step(checkpoint)))
         paths = sampler.write_videos(requests, run_folder, folder)
@@ -194,6 +204,7 @@ class Sampler:
     max_text_tokens: int
     compute_dtype: torch.dtype
     config: SamplingConfig
+    other_expert: OtherExpert | None = None
 
     def write_videos(self, prompts: Sequence[Prompt], run_folder: Path, folder: Path) -> list[Path]:
         """Samples the prompts, one at a time on each data-parallel rank, and writes them with their prompts.json.
@@ -238,6 +249,7 @@ class Sampler:
             sample_keys=[prompt.key],
             device=self.mesh.device,
             sequence=self.sequence,
+            other_expert=self.other_expert,
         )
 
     def _write(self, prompt: Prompt, video: torch.Tensor, index: int, run_folder: Path, folder: Path) -> SampledVideo:

@@ -43,6 +43,7 @@ from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
 from ttv_train.models.base import ModelFamily
 from ttv_train.models.build import build_model
+from ttv_train.models.experts import build_other_expert
 from ttv_train.monitor.environment import write_environment
 from ttv_train.monitor.metrics import MetricsLog
 from ttv_train.monitor.progress import TrainingProgress
@@ -240,6 +241,14 @@ class Trainer:
                 max_text_tokens=max_text_tokens(config.text_encoder),
                 compute_dtype=self.compute_dtype,
                 config=config.sampling,
+                other_expert=build_other_expert(
+                    config,
+                    mesh,
+                    self.sequence,
+                    latent_channels=self.store.entries[0].latent_shape[0],
+                    text_hidden_size=self.store.null_prompt()[0].shape[-1],
+                    compute_dtype=self.compute_dtype,
+                ),
             )
         self.stop_requested = False
 

@@ -6,7 +6,10 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import REPOSITORY, TINY_RUN, launch
+from tests.unit.models.tiny import TEXT_LENGTH, TINY
 from ttv_train.config_file import load_config, save_config
+from ttv_train.diffusion import build_objective
+from ttv_train.models import FAMILIES
 
 TRAIN_CONFIGS = sorted((REPOSITORY / "configs/train").glob("*.yaml"))
 WEIGHTS = ("vae", "text_encoder", "model", "device")
@@ -21,9 +24,25 @@ def test_a_train_config_loads_and_survives_being_saved(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", TRAIN_CONFIGS, ids=lambda path: path.stem)
+def test_a_train_config_fits_its_family(path):
+    """What is decided when the model is built, whose weights tests do not have."""
+    config = load_config(path)
+    family = FAMILIES[config.model.family]
+    assert config.parallel.sequence.scheme in family.sequence_schemes
+    assert getattr(config.text_encoder, "recipe", None) in (None, family.name)
+    objective = build_objective(config.objective, family)
+    assert config.sampling.solver in (None, *objective.solvers)
+    if config.sampling.other_expert_path is not None:
+        assert config.objective.sigma_range != (0.0, 1.0)
+
+
+@pytest.mark.parametrize("path", TRAIN_CONFIGS, ids=lambda path: path.stem)
 def test_a_train_config_takes_a_step(path, tmp_path):
     content = yaml.safe_load(path.read_text())
+    family = content.get("model", {}).get("family", "cogvideox")
     content |= {section: TINY_RUN[section] for section in WEIGHTS}
+    content["model"] = {"family": family, "config": TINY[family]}
+    content["text_encoder"] = {**TINY_RUN["text_encoder"], "max_length": TEXT_LENGTH}
     content["dataset"]["buckets"] = TINY_RUN["dataset"]["buckets"]
     content["parallel"]["sequence"] = {"scheme": "none"}
     content["training"]["global_batch_size"] = 2
