@@ -7,11 +7,18 @@ from pathlib import Path
 import av
 import numpy as np
 
+from ttv_train.data.formats import VideoSource
+
 REPOSITORY = Path(__file__).parents[1]
 SAMPLE = REPOSITORY / "data/sample"
 CORNER = 16
 NUM_BARS = 8
 DARK, BRIGHT = 60, 200
+
+
+def source_of(path: Path) -> VideoSource:
+    """A video that is a file of its own."""
+    return VideoSource(path, path.name, "caption")
 
 
 def picture(number: int, height: int = 64, width: int = 96) -> np.ndarray:

@@ -40,7 +40,11 @@ class DatasetConfig(Section):
     """Where clips come from and how they are decoded."""
 
     path: str = ""
-    """Folder of video clips with captions; see data/README.md for the accepted layouts."""
+    """Folder of video clips with captions, or its caption file; see data/README.md for the accepted layouts."""
+    layout: Literal[
+        "auto", "jsonl", "csv", "json", "toml", "line_files", "sidecars", "webdataset", "parquet", "huggingface"
+    ] = "auto"
+    """Where the captions are. `auto` takes the only layout that fits, and asks for a choice where several do."""
     fps: float = Field(8.0, gt=0)
     """Frames per second at which clips are sampled, by presentation time. A video whose own frame rate is below three
     quarters of it is dropped, since its frames would repeat."""

@@ -7,19 +7,32 @@ broken caption spoils its own row only.
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from ttv_train.errors import UserError
 
 FILE_COLUMN = "file_name"
-CAPTION_COLUMNS = ("text", "caption", "prompt")
+FILE_COLUMNS = (FILE_COLUMN, "path", "video", "video_path", "image_path", "media_path", "file_path", "image")
+CAPTION_COLUMNS = ("text", "caption", "prompt", "cap")
 MAX_CSV_FIELD_CHARACTERS = 1 << 24
+MAX_JSON_BYTES = 1 << 30
 
 
 class BadRow(Exception):  # noqa: N818 - says what is wrong with a row; nothing has failed
     """A row that stands for no clip. The message is the reason, in a few words."""
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A video that lies in a table, as bytes."""
+
+    group: int
+    """Number of the row group of a Parquet file, or of the record batch of an Arrow file."""
+    row: int
+    """Number of the row in it."""
+    column: str
 
 
 @dataclass(frozen=True)
@@ -33,15 +46,26 @@ class Row:
     caption: Any
     problem: str | None = None
     """Why the row cannot be read at all."""
+    container: str | None = None
+    """The file that holds the video, if the video is no file of its own."""
+    span: tuple[int, int] | None = None
+    """Offset and length of the video in `container`, in bytes."""
+    cell: TableCell | None = None
+    """Where it lies in `container`, if that is a table."""
 
 
 def row_of_columns(origin: str, columns: dict[str, Any]) -> Row:
-    """A row from named columns; of the caption columns the first one that is there counts."""
-    name = columns.get(FILE_COLUMN)
+    """A row from named columns; of the columns for the file and for the caption the first one that is there counts."""
+    name = next((columns[column] for column in FILE_COLUMNS if columns.get(column) is not None), None)
     if not isinstance(name, str) or not name:
         return Row(origin, None, None, f"no {FILE_COLUMN}")
     captions = (columns[column] for column in CAPTION_COLUMNS if columns.get(column) is not None)
-    return Row(origin, name, next(captions, None))
+    return Row(origin, name, first_caption(next(captions, None)))
+
+
+def first_caption(captions: Any) -> Any:
+    """Of several captions the first one."""
+    return captions[0] if isinstance(captions, list) and captions else captions
 
 
 def open_text(path: Path) -> TextIO:
@@ -100,6 +124,40 @@ def read_csv(path: Path) -> Iterator[Row]:
         csv.field_size_limit(previous_limit)
 
 
+def read_json(path: Path, folder: str = "") -> Iterator[Row]:
+    """Rows of a file that is one JSON value: a list of objects, as FastVideo's videos2caption.json, or an object from
+    file names to captions, as diffusion-pipe's captions.json.
+
+    Args:
+        path: the file.
+        folder: what the names are relative to, seen from the dataset folder; they may begin with it as well.
+
+    Raises:
+        UserError: it is too large, no JSON, or neither of these.
+    """
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise UserError(f"{path} has more than {MAX_JSON_BYTES >> 30} GiB; use one JSON object a line (.jsonl)")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig", errors="surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON: {str(error)[:100]}") from None
+    if isinstance(content, dict):
+        for name, caption in content.items():
+            yield Row(path.name, name, first_caption(caption)) if name else Row(path.name, None, None, "an empty name")
+    elif isinstance(content, list):
+        for number, columns in enumerate(content):
+            origin = f"{path.name}:{number}"
+            if isinstance(columns, dict):
+                row = row_of_columns(origin, columns)
+                if folder and row.name and not row.name.startswith((f"{folder}/", "/")):
+                    row = replace(row, name=f"{folder}/{row.name}")
+                yield row
+            else:
+                yield Row(origin, None, None, "not a JSON object")
+    else:
+        raise UserError(f"{path} is neither a list of objects nor an object of captions by file name")
+
+
 def read_line_files(videos: Path, prompts: Path) -> Iterator[Row]:
     """Rows of two files whose lines belong together. UserError if they have not the same number of lines."""
     names, captions = (read_lines(path) for path in (videos, prompts))
@@ -121,10 +179,10 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def read_sidecars(root: Path, videos: Sequence[str], max_bytes: int) -> Iterator[Row]:
-    """One row per video, with the text of the .txt file of the same stem."""
+def read_sidecars(root: Path, videos: Sequence[str], max_bytes: int, suffix: str = ".txt") -> Iterator[Row]:
+    """One row per video, with the text of the file of the same stem and the given suffix."""
     for video in videos:
-        sidecar = (root / video).with_suffix(".txt")
+        sidecar = (root / video).with_suffix(suffix)
         origin = sidecar.relative_to(root).as_posix()
         if not sidecar.exists():
             yield Row(origin, video, None)

@@ -1,6 +1,5 @@
 """The clips of a dataset: every usable video cut into pieces of one bucket each."""
 
-import hashlib
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +57,8 @@ def list_clips(
         check_num_frames(buckets, valid_num_frames)
     if not config.path:
         raise UserError("dataset.path is not set; it names the folder of clips and captions")
-    sources, rejected = read_dataset(Path(config.path))
+    with_images = any(bucket[0] == 1 for bucket in buckets)
+    sources, rejected = read_dataset(Path(config.path), config.layout, with_images)
     quarantined = [QuarantineRow(source.name, source.reason, "list") for source in rejected]
 
     decoders: queue.SimpleQueue[ClipDecoder] = queue.SimpleQueue()
@@ -103,9 +103,9 @@ def cut_video(
     """The clips of one video, or why it gives none."""
     fps = exact(config.fps)
     try:
-        info = decoder.probe(source.path)
+        info = decoder.probe(source)
         bucket = choose_bucket(info, buckets, fps)
-        sha256 = file_sha256(source.path)
+        sha256 = decoder.sha256(source)
     except (BadVideoError, NoBucketError) as error:
         return QuarantineRow(source.name, str(error), "probe")
     count = min(info.num_samples(fps) // bucket[0], config.max_clips_per_video)
@@ -121,12 +121,3 @@ def cut_video(
         )
         for index in range(count)
     ]
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex. Raises BadVideoError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise BadVideoError(f"cannot be read: {error.strerror}") from None

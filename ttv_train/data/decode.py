@@ -1,11 +1,9 @@
 """Decodes untrusted videos in a disposable child process: a bad file costs one clip and nothing else."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +12,9 @@ import torch
 from ttv_train.config import DatasetConfig
 from ttv_train.data.decode_worker import END, INFO
 from ttv_train.data.decoder_process import DecoderProcess, ProcessDiedError
+from ttv_train.data.formats import VideoSource
 from ttv_train.data.probe import BadVideoError, VideoInfo
+from ttv_train.data.video_bytes import VideoBytes
 
 if TYPE_CHECKING:
     from ttv_train.data.clips import Clip
@@ -35,6 +35,7 @@ class ClipDecoder:
     def __init__(self, config: DatasetConfig) -> None:
         self._config = config
         self._process: DecoderProcess | None = None
+        self._bytes = VideoBytes()
 
     def __enter__(self) -> Self:
         return self
@@ -44,15 +45,20 @@ class ClipDecoder:
     ) -> None:
         self.close()
 
+    def sha256(self, source: VideoSource) -> str:
+        """SHA-256 of a video's bytes, in hex. Raises BadVideoError if they cannot be read."""
+        return self._bytes.sha256(source)
+
     def close(self) -> None:
         """Ends the child. A further request starts another."""
+        self._bytes.close()
         if self._process is not None:
             self._process.kill()
             self._process = None
 
-    def probe(self, path: Path) -> VideoInfo:
-        """What a file holds. Raises BadVideoError with the reason if that is no usable video."""
-        with self._request(path, None) as process:
+    def probe(self, source: VideoSource) -> VideoInfo:
+        """What a video holds. Raises BadVideoError with the reason if it is not usable."""
+        with self._request(source, None) as process:
             fields = json.loads(process.receive(INFO))
         fields |= {name: Fraction(fields[name]) for name in ("last_time", "time_base")}
         return VideoInfo(**fields)
@@ -67,20 +73,22 @@ class ClipDecoder:
         """
         wanted = {"start": str(exact(clip.start_seconds)), "fps": str(exact(clip.fps)), "shape": clip.bucket}
         video = torch.empty(*clip.bucket, 3, dtype=torch.uint8)
-        with self._request(clip.source.path, wanted) as process:
+        with self._request(clip.source, wanted) as process:
             for frame in video.numpy():
                 process.receive_frame(frame.data.cast("B"))
             process.receive(END)
         return video
 
     @contextmanager
-    def _request(self, path: Path, clip: dict[str, Any] | None) -> Iterator[DecoderProcess]:
+    def _request(self, source: VideoSource, clip: dict[str, Any] | None) -> Iterator[DecoderProcess]:
         """Sends a request; in the body its answer is received."""
         timeout = self._config.decode_timeout_seconds
+        path = self._bytes.path(source)
         if self._process is None:
             self._process = DecoderProcess.start(self._config.decoder)
         request = {
-            "path": os.fspath(path),
+            "path": path,
+            "span": source.span,
             "clip": clip,
             "max_pixels": self._config.max_pixels,
             "max_seconds": self._config.max_video_seconds,

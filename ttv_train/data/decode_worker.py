@@ -8,6 +8,7 @@ Imports neither torch (unless the decoder is torchcodec) nor the project's confi
 second.
 """
 
+import gc
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO
 from ttv_train.data.decoders import FrameReader, choose_decoder, import_decoder
 from ttv_train.data.frame_index import FrameIndex, build_index
 from ttv_train.data.frames import ClipRequest, decode_clip
-from ttv_train.data.probe import BadVideoError, VideoLimits, keep_libav_messages
+from ttv_train.data.probe import BadVideoError, VideoFile, VideoLimits, keep_libav_messages
 
 HEADER = struct.Struct("!cI")
 READY, NOT_READY, INFO, FRAME, END, BAD_VIDEO = b"R", b"N", b"I", b"F", b"E", b"B"
@@ -44,6 +45,8 @@ def main() -> None:
     except Exception as error:
         send(output, NOT_READY, str(error).encode())
         return
+    # What is there now stays; only what files leave behind is looked through.
+    gc.freeze()
     send(output, READY)
     worker = Worker(decoder)
     for line in sys.stdin.buffer:
@@ -88,16 +91,17 @@ class Worker:
         self._decoder = decoder
         self._key: tuple | None = None
         self._index: FrameIndex | None = None
+        self._video: VideoFile | None = None
         self._reader: FrameReader | None = None
 
     def answer(self, request: dict[str, Any]) -> Iterator[tuple[bytes, bytes | memoryview]]:
         """The messages that answer a request: INFO, or as many FRAME as the clip has and END."""
         limit_cpu(request["cpu_seconds"])
         limits = VideoLimits(request["max_pixels"], request["max_seconds"])
-        path = request["path"]
-        index = self._index_of(path, limits)
+        index = self._index_of(request["path"], tuple(request["span"]) if request["span"] else None, limits)
         if self._reader is None:
-            self._reader = choose_decoder(self._decoder, index).open(path, index, limits)
+            assert self._video is not None
+            self._reader = choose_decoder(self._decoder, index).open(self._video, index)
         if request["clip"] is None:
             info = index.info
             fields = info.__dict__ | {"last_time": str(info.last_time), "time_base": str(info.time_base)}
@@ -109,26 +113,32 @@ class Worker:
             for picture in decode_clip(self._reader, ClipRequest(start, fps, *clip["shape"]), index, limits):
                 yield FRAME, picture.data.cast("B")
         except BadVideoError:
-            self._close_reader()
+            self._reader.close()
+            self._reader = None
             raise
         yield END, b""
 
-    def _index_of(self, path: str, limits: VideoLimits) -> FrameIndex:
+    def _index_of(self, path: str, span: tuple[int, int] | None, limits: VideoLimits) -> FrameIndex:
         try:
             status = Path(path).stat()
         except OSError as error:
             raise BadVideoError(f"cannot be read: {error.strerror}") from None
-        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, limits)
+        key = (path, span, status.st_ino, status.st_size, status.st_mtime_ns, limits)
         if self._index is None or key != self._key:
-            self._close_reader()
+            self._close()
             self._index, self._key = None, key
-            self._index = build_index(path, limits)
+            # PyAV's frames and their side data refer to each other, which keeps whole pictures until a collection.
+            gc.collect()
+            self._video = VideoFile(path, limits, span)
+            self._index = build_index(self._video)
         return self._index
 
-    def _close_reader(self) -> None:
+    def _close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-            self._reader = None
+        if self._video is not None:
+            self._video.close()
+        self._reader = self._video = None
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The parent's end of one decoder process: start it, ask it, read its answer by a deadline, kill it."""
 
+import contextlib
+import fcntl
 import json
 import os
 import select
@@ -19,6 +21,7 @@ WORKER_MODULE = "ttv_train.data.decode_worker"
 PACKAGE_ROOT = Path(__file__).parents[2]
 START_TIMEOUT_SECONDS = 120.0
 MAX_MESSAGE_BYTES = 1 << 20
+PIPE_BYTES = 1 << 20
 # Credentials and proxies in the environment are not for a process that parses hostile files.
 INHERITED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
@@ -51,6 +54,10 @@ class DecoderProcess:
             env=environment,
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            # A frame in few pieces; where the system allows less, in more of them.
+            fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._deadline = 0.0
 
     @classmethod

@@ -4,9 +4,11 @@ import os
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from ttv_train.data.caption_files import BadRow, Row, read_csv, read_jsonl, read_line_files, read_sidecars
+from ttv_train.data.caption_files import BadRow, Row, TableCell
+from ttv_train.data.layouts import Candidate, find_layouts
 from ttv_train.errors import UserError
 
 VIDEO_SUFFIXES = frozenset(
@@ -16,6 +18,7 @@ VIDEO_SUFFIXES = frozenset(
         *("mpg", "mpeg", "vob", "ts", "mts", "m2ts", "ogv", "ogg"),
     )
 )
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 MAX_CAPTION_BYTES = 1 << 16
 
 
@@ -28,6 +31,10 @@ class VideoSource:
     name: str
     """Relative to the folder, with '/' separators."""
     caption: str
+    span: tuple[int, int] | None = None
+    """Offset and length of the video in the file, in bytes; None if it is the whole file."""
+    cell: TableCell | None = None
+    """Where the video lies in the file, if that is a table."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +46,34 @@ class RejectedSource:
     reason: str
 
 
-def read_dataset(folder: Path) -> tuple[list[VideoSource], list[RejectedSource]]:
+def read_dataset(
+    path: Path, layout: str = "auto", with_images: bool = False
+) -> tuple[list[VideoSource], list[RejectedSource]]:
     """The clips of a dataset folder in the order of its caption file, and everything in it that is not one.
 
     Rows and files are only looked at inside the folder: `..`, absolute paths and symbolic links that lead out of it are
     rejected, not followed.
 
+    Args:
+        path: the folder; or its caption file, tar shard or table, where it has several.
+        layout: a name of `dataset.layout`; `auto` takes the only one that fits.
+        with_images: take images too, as videos of one frame.
+
     Raises:
-        UserError: there is no such folder; no layout fits, or more than one; videos.txt and prompts.txt do not match.
+        UserError: there is no such folder; no layout fits, or more than one; a caption file cannot be read.
     """
-    if not folder.is_dir():
-        raise UserError(f"dataset.path {str(folder)!r}: no such folder; it names the folder of clips and captions")
-    root = folder.resolve()
-    videos = list(find_videos(root))
+    if not path.exists() or "\0" in str(path):
+        raise UserError(f"dataset.path {str(path)!r}: no such folder; it names the folder of clips and captions")
+    root = (path if path.is_dir() else path.parent).resolve()
+    suffixes = VIDEO_SUFFIXES | IMAGE_SUFFIXES if with_images else VIDEO_SUFFIXES
+    videos = list(find_media(root, suffixes))
+    find = partial(find_media, suffixes=suffixes)
+    chosen = choose_layout(path, layout, list(find_layouts(root, videos, find, suffixes)))
     sources: dict[str, VideoSource] = {}
     rejected = []
     mentioned = set()
-    for row in read_rows(folder, root, videos):
-        name = posixpath.normpath(row.name) if row.name else row.origin
+    for row in chosen.rows():
+        name = file_name(row, root)
         mentioned.add(name)
         try:
             source = check_row(row, root, name)
@@ -66,64 +83,74 @@ def read_dataset(folder: Path) -> tuple[list[VideoSource], list[RejectedSource]]
             rejected.append(RejectedSource(name, str(bad)))
         else:
             sources[name] = source
-    rejected += [RejectedSource(video, "no caption row") for video in videos if video not in mentioned]
+    if chosen.names_every_video:
+        rejected += [RejectedSource(video, "no caption row") for video in videos if video not in mentioned]
     return list(sources.values()), rejected
 
 
-def read_rows(folder: Path, root: Path, videos: list[str]) -> Iterator[Row]:
-    """The rows of the one layout that fits."""
-    fitting = []
-    if has_caption_file(root, "metadata.jsonl"):
-        fitting.append(("metadata.jsonl", read_jsonl(root / "metadata.jsonl")))
-    if has_caption_file(root, "metadata.csv"):
-        fitting.append(("metadata.csv", read_csv(root / "metadata.csv")))
-    if has_caption_file(root, "videos.txt") and has_caption_file(root, "prompts.txt"):
-        fitting.append(("videos.txt with prompts.txt", read_line_files(root / "videos.txt", root / "prompts.txt")))
-    if any((root / video).with_suffix(".txt").is_file() for video in videos):
-        fitting.append((".txt files beside the videos", read_sidecars(root, videos, 4 * MAX_CAPTION_BYTES)))
+def choose_layout(path: Path, layout: str, fitting: list[Candidate]) -> Candidate:
+    """The one layout of a folder. UserError if there is none or more than one."""
+    if layout != "auto":
+        fitting = [candidate for candidate in fitting if candidate.layout == layout]
+    if not path.is_dir():
+        fitting = [candidate for candidate in fitting if candidate.description == path.name] or fitting
     if not fitting:
+        if layout != "auto":
+            raise UserError(f"dataset.path {str(path)!r}: no files of dataset.layout {layout}; see data/README.md")
         raise UserError(
-            f"dataset.path {str(folder)!r}: no captions; give it a metadata.jsonl, a metadata.csv, a videos.txt with "
-            "prompts.txt, or a .txt file beside each video (data/README.md shows each)"
+            f"dataset.path {str(path)!r}: no captions; give it a metadata.jsonl, a metadata.csv, a videos.txt with "
+            "prompts.txt, or a .txt file beside each video (data/README.md shows these and other layouts)"
         )
     if len(fitting) > 1:
-        names = ", ".join(name for name, _ in fitting)
-        raise UserError(f"dataset.path {str(folder)!r}: more than one caption layout fits: {names}; keep one of them")
-    return fitting[0][1]
+        names = ", ".join(candidate.description for candidate in fitting)
+        raise UserError(
+            f"dataset.path {str(path)!r}: more than one caption layout fits: {names}; keep one of them, name its "
+            "file in dataset.path, or set dataset.layout"
+        )
+    return fitting[0]
 
 
-def has_caption_file(root: Path, name: str) -> bool:
-    """Whether the folder has this caption file. UserError if it is a link that leads out of the folder."""
-    path = root / name
-    if path.is_symlink() and not path.resolve().is_relative_to(root):
-        raise UserError(f"{path} is a link out of the dataset folder, which is not followed; copy the file into it")
-    return path.is_file()
-
-
-def find_videos(root: Path) -> Iterator[str]:
+def find_media(root: Path, suffixes: frozenset[str] = VIDEO_SUFFIXES) -> Iterator[str]:
     """Names of the video files in a folder and its subfolders, sorted; hidden ones and linked folders are left out."""
     for parent, folders, files in os.walk(root, followlinks=False):
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         for file in sorted(files):
-            if Path(file).suffix.lower() in VIDEO_SUFFIXES and not file.startswith("."):
+            if Path(file).suffix.lower() in suffixes and not file.startswith("."):
                 yield Path(parent, file).relative_to(root).as_posix()
+
+
+def file_name(row: Row, root: Path) -> str:
+    """What a row is called: the normal form of the file it names, relative to the folder, or else its place."""
+    if not row.name or row.container is not None:
+        return row.name or row.origin
+    name = posixpath.normpath(row.name)
+    inside = f"{root.as_posix()}/"
+    return name.removeprefix(inside) if name.startswith(inside) else name
 
 
 def check_row(row: Row, root: Path, name: str) -> VideoSource:
     """The clip that a row stands for. Raises BadRow with the reason if it stands for none."""
     if row.problem is not None:
         raise BadRow(row.problem)
-    path = resolve_inside(root, row.name)
-    return VideoSource(path, name, check_caption(row.caption))
+    if row.container is not None:
+        check_name(name)
+        path = resolve_inside(root, row.container)
+    else:
+        path = resolve_inside(root, name)
+    return VideoSource(path, name, check_caption(row.caption), row.span, row.cell)
 
 
-def resolve_inside(root: Path, name: str | None) -> Path:
-    """The regular file called `name` in the folder `root`. Raises BadRow if it is not there or not in it."""
-    assert name, "a row without a name has a problem"
+def check_name(name: str) -> None:
+    """Raises BadRow for a name that is no path inside the folder."""
     if "\0" in name:
         raise BadRow("NUL byte in the file name")
     if posixpath.isabs(name) or ".." in name.split("/"):
         raise BadRow("path outside the dataset folder")
+
+
+def resolve_inside(root: Path, name: str) -> Path:
+    """The regular file called `name` in the folder `root`. Raises BadRow if it is not there or not in it."""
+    check_name(name)
     try:
         path = (root / name).resolve()
         if not path.is_relative_to(root):

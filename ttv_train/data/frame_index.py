@@ -17,24 +17,22 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from ttv_train.data.probe import (
+    MATROSKA,
+    MP4,
     BadVideoError,
+    SeekError,
+    VideoFile,
     VideoInfo,
-    VideoLimits,
     libav_message,
-    open_video,
     refuse_size,
     rounding_error,
 )
 
 # The other containers have no header that says how long they are.
-CONTAINERS_THAT_DECLARE_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "flv", "asf"}
+CONTAINERS_THAT_DECLARE_LENGTH = {MP4, MATROSKA, "avi", "flv", "asf"}
 MAX_FRAMES = 1_000_000
 # Decoders that pass over single frames at no loss to others. A packet of MPEG-4 may hold two frames of an AVI.
 CODECS_THAT_SKIP = {"h264", "hevc"}
-
-
-class SeekError(BadVideoError):
-    """The demuxer did not come to a key frame that can be decoded from."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +90,19 @@ class FrameIndex:
         return float((pts - self.pts[0]) * self.info.time_base)
 
 
-def build_index(path: str, limits: VideoLimits) -> FrameIndex:
-    """Demuxes every packet of a file and decodes its first frame.
+def build_index(video: VideoFile) -> FrameIndex:
+    """Demuxes every packet of a file that was just opened, and decodes its first frame.
 
     Raises:
-        BadVideoError: as `open_video`; or the file is truncated, too long or without timestamps, or its first frame is
-            damaged.
+        BadVideoError: the file is truncated, too long or without timestamps, or its first frame is damaged.
     """
-    with open_video(path, limits) as (container, stream):
-        time_base = stream.time_base
-        if time_base is None:
-            raise BadVideoError("frames without timestamps")
-        packets = demux(container, stream)
-        sample_aspect_ratio = stream.sample_aspect_ratio or Fraction(1)
-        container_name, codec = container.format.name, stream.codec_context.name
-    first = first_frame(path, limits)
+    limits, time_base = video.limits, video.stream.time_base
+    if time_base is None:
+        raise BadVideoError("frames without timestamps")
+    packets = demux(video.container, video.stream)
+    sample_aspect_ratio = video.stream.sample_aspect_ratio or Fraction(1)
+    container_name, codec = video.container.format.name, video.stream.codec_context.name
+    first = first_frame(video, packets.key_frames[0])
     assert first.pts is not None
     shown = array("q", sorted(value for value in packets.pts if value >= first.pts))
     last_time = (shown[-1] - shown[0]) * time_base
@@ -189,12 +185,23 @@ def refuse_truncated(container: InputContainer, end: Fraction) -> None:
         raise BadVideoError(f"truncated: it holds {present:.2f} s of {declared:.2f} s")
 
 
-def first_frame(path: str, limits: VideoLimits) -> VideoFrame:
-    """The first frame that a player shows. Raises BadVideoError if there is none or it is damaged."""
-    with open_video(path, limits) as (container, stream):
-        for frame in decode_from_key_frame(container, stream):
-            return frame
-    raise BadVideoError("no frame can be decoded")
+def first_frame(video: VideoFile, key_frame: KeyFrame) -> VideoFrame:
+    """The first frame that a player shows. Raises BadVideoError if there is none or it is damaged.
+
+    Args:
+        video: the file, of which packets may have been read.
+        key_frame: its first one.
+    """
+    try:
+        video.seek(key_frame.pts)
+        frames = decode_from_key_frame(video.container, video.stream, {key_frame})
+        first = next(frames, None)
+    except SeekError:
+        video.reopen()
+        first = next(decode_from_key_frame(video.container, video.stream), None)
+    if first is None:
+        raise BadVideoError("no frame can be decoded")
+    return first
 
 
 def decode_from_key_frame(
@@ -263,12 +270,22 @@ def is_before(frame: VideoFrame, packet: av.Packet) -> bool:
     return frame.pts is not None and packet.pts is not None and frame.pts < packet.pts
 
 
+def orientation_of_rotation(degrees: int) -> Orientation:
+    """How a picture stands upright that is to be turned by `degrees` counterclockwise."""
+    turns = degrees // 90 % 4
+    return Orientation(transposed=turns % 2 == 1, reversed_columns=turns in (2, 3), reversed_rows=turns in (1, 2))
+
+
 def read_orientation(frame: VideoFrame) -> Orientation:
     """How the decoded picture stands upright, from the file's display matrix.
 
     The matrix [[a, b], [c, d]], 16.16 fixed point, maps a pixel (x, y) to (a x + c y, b x + d y).
     """
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:
+        # Side data that PyAV has no name for, such as the EXIF of a photo.
+        return orientation_of_rotation(frame.rotation)
     if not isinstance(matrix, Buffer):
         return Orientation()
     a, b, _, c, d = struct.unpack_from("=5i", bytes(matrix))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Self
 
 import av
 from av.container import InputContainer
@@ -18,11 +19,19 @@ from av.stream import Disposition
 from av.video.stream import VideoStream
 
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,ogg,flv,asf"
+MP4, MATROSKA = "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"
+"""What libav calls the containers that have an index of their frames."""
+CONTAINERS_THAT_SEEK = (MP4, MATROSKA)
+"""After a seek in the others, what was read before it may change the timestamps that follow."""
 TEXT_SNIFF_BYTES = 512
 
 
 class BadVideoError(Exception):
     """A file that cannot give the frames asked of it. The message is the reason, in a few words."""
+
+
+class SeekError(BadVideoError):
+    """The demuxer did not come to a key frame that can be decoded from."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +80,31 @@ def rounding_error(time_base: Fraction) -> Fraction:
 
 
 @contextlib.contextmanager
-def open_video(path: str, limits: VideoLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(
+    path: str, limits: VideoLimits, span: tuple[int, int] | None = None
+) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Opens a file and its video stream, for decoding on one thread.
 
     Only whitelisted containers are parsed and only local files are opened, so a playlist that is named like a video
     cannot have other files or addresses read.
 
+    Args:
+        path: the file, absolute.
+        limits: what it may ask for.
+        span: offset and length of the video in the file, in bytes; None if it is the whole file.
+
     Raises:
         BadVideoError: the file is empty, not a video, in a container that is not allowed, too large or without video.
     """
-    refuse_at_sight(Path(path))
+    head = refuse_at_sight(Path(path), span)
+    image = image_format(head)
+    url = path if span is None else f"subfile,,start,{span[0]},end,{sum(span)},,:{path}"
+    options = {
+        "protocol_whitelist": "file" if span is None else "subfile,file",
+        "format_whitelist": image or CONTAINERS,
+    }
     try:
-        container = av.open(
-            path, options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS}, metadata_errors="replace"
-        )
+        container = av.open(url, format=image, options=options, metadata_errors="replace")
     except av.FFmpegError as error:
         raise BadVideoError(f"not a video, or truncated: {libav_message(error)}") from None
     with container:
@@ -101,6 +121,39 @@ def open_video(path: str, limits: VideoLimits) -> Iterator[tuple[InputContainer,
         yield container, stream
 
 
+class VideoFile:
+    """A file that stays open while it is indexed and its clips are decoded. Raises as `open_video`."""
+
+    def __init__(self, path: str, limits: VideoLimits, span: tuple[int, int] | None = None) -> None:
+        self.path, self.limits, self.span = path, limits, span
+        self._resources = contextlib.ExitStack()
+        self.reopen()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def reopen(self) -> None:
+        """Goes back to the start, with nothing left of what was decoded."""
+        self._resources.close()
+        self.container, self.stream = self._resources.enter_context(open_video(self.path, self.limits, self.span))
+
+    def seek(self, timestamp: int) -> None:
+        """Moves before the packet of a timestamp. Raises SeekError if the container cannot."""
+        if self.container.format.name not in CONTAINERS_THAT_SEEK:
+            self.reopen()
+        try:
+            self.container.seek(timestamp, stream=self.stream)
+        except av.FFmpegError as error:
+            raise SeekError(libav_message(error)) from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._resources.close()
+
+
 def err_detect(codec: str) -> str:
     """libav's damage checks for a codec.
 
@@ -110,20 +163,31 @@ def err_detect(codec: str) -> str:
     return "crccheck+bitstream+buffer" if codec == "h264" else "crccheck+bitstream+buffer+explode"
 
 
-def refuse_at_sight(path: Path) -> None:
-    """Raises BadVideoError for what can be told from a video without parsing it."""
+def image_format(head: bytes) -> str | None:
+    """What libav calls the format of an image that begins with `head`; None if that is no image."""
+    for magic, name in ((b"\xff\xd8\xff", "jpeg_pipe"), (b"\x89PNG\r\n\x1a\n", "png_pipe")):
+        if head.startswith(magic):
+            return name
+    return "webp_pipe" if head[:4] == b"RIFF" and head[8:12] == b"WEBP" else None
+
+
+def refuse_at_sight(path: Path, span: tuple[int, int] | None = None) -> bytes:
+    """The first bytes of a video. Raises BadVideoError for what can be told from it without parsing it."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise BadVideoError("not a regular file")
         with path.open("rb") as file:
-            head = file.read(TEXT_SNIFF_BYTES)
+            offset, length = span or (0, TEXT_SNIFF_BYTES)
+            file.seek(offset)
+            head = file.read(min(length, TEXT_SNIFF_BYTES))
     except OSError as error:
         raise BadVideoError(f"cannot be read: {error.strerror}") from None
     if not head:
         raise BadVideoError("zero bytes")
     if all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in head):
         raise BadVideoError("a text file, not a video")
+    return head
 
 
 def refuse_size(width: int, height: int, limits: VideoLimits) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from av.video.reformatter import Interpolation
 
-from tests.video_files import SAMPLE, damage_frame, frame_numbers, picture, write_video
+from tests.video_files import SAMPLE, damage_frame, frame_numbers, picture, source_of, write_video
 from ttv_train.config import DatasetConfig
 from ttv_train.data import decoder_process
 from ttv_train.data.clips import Clip
@@ -51,7 +51,7 @@ def test_frames_are_those_shown_at_each_time(decoder, name, fps):
     path = SAMPLE / name
     frames = presented_frames(path)
     times = [time for time, _ in frames]
-    available = decoder.probe(path).num_samples(Fraction(fps))
+    available = decoder.probe(source_of(path)).num_samples(Fraction(fps))
     assert available == int(times[-1] * fps) + 1
     for first in {0, available // 2, available - 1}:
         count = min(available - first, 6)
@@ -80,7 +80,7 @@ FILES = {
 def test_every_frame_is_reached_from_a_key_frame(decoder, tmp_path, name):
     path = write_video(tmp_path / name, **FILES[name])
     fps = FILES[name].get("fps", 24)
-    assert decoder.probe(path).num_samples(Fraction(fps)) == 24
+    assert decoder.probe(source_of(path)).num_samples(Fraction(fps)) == 24
     for start in range(24):
         count = min(24 - start, 4)
         video = decoder.decode(make_clip(path, (count, *SIZE), float(fps), start / fps))
@@ -90,7 +90,7 @@ def test_every_frame_is_reached_from_a_key_frame(decoder, tmp_path, name):
 def test_variable_frame_rate(decoder, tmp_path):
     times = [Fraction(number**2, 100) for number in range(16)]
     path = write_video(tmp_path / "vfr.mp4", times=times, options={"g": "4"})
-    info = decoder.probe(path)
+    info = decoder.probe(source_of(path))
     assert (info.num_frames, info.last_time) == (16, Fraction(225, 100))
     for start in (0, 5, 11):
         video = decoder.decode(make_clip(path, (8, *SIZE), 10.0, start / 10))
@@ -99,7 +99,7 @@ def test_variable_frame_rate(decoder, tmp_path):
 
 def test_an_edit_list_hides_frames(decoder, tmp_path):
     path = write_video(tmp_path / "edit.mp4", hidden_frames=7, options={"g": "100", "sc_threshold": "0"})
-    info = decoder.probe(path)
+    info = decoder.probe(source_of(path))
     assert (info.num_frames, info.last_time) == (17, Fraction(16, 24))
     video = decoder.decode(make_clip(path, (17, *SIZE), 24.0))
     assert frame_numbers(video.numpy()) == list(range(7, 24))
@@ -120,7 +120,7 @@ def test_times_of_a_fractional_frame_rate_are_exact(decoder, tmp_path):
 )
 def test_rotation_is_applied(decoder, tmp_path, rotation, corner):
     path = write_video(tmp_path / "turned.mp4", num_frames=2, rotation=rotation)
-    info = decoder.probe(path)
+    info = decoder.probe(source_of(path))
     size = SIZE if rotation % 180 == 0 else SIZE[::-1]
     assert (info.height, info.width) == size
     frame = decoder.decode(make_clip(path, (1, *size)))[0].numpy()
@@ -132,7 +132,7 @@ def test_rotation_is_applied(decoder, tmp_path, rotation, corner):
 
 def test_sample_aspect_ratio_is_applied(decoder, tmp_path):
     path = write_video(tmp_path / "wide.mp4", num_frames=2, sample_aspect_ratio=Fraction(2))
-    info = decoder.probe(path)
+    info = decoder.probe(source_of(path))
     assert (info.height, info.width) == (64, 192)
     frame = decoder.decode(make_clip(path, (1, 64, 192)))[0].numpy()
     assert frame[8, :28].min() > 200  # the white corner is 16 pixels high and twice as wide
@@ -165,7 +165,7 @@ def test_shrinking_does_not_alias(decoder, tmp_path):
 
 
 def test_a_clip_beyond_the_end_is_refused(decoder):
-    frames = decoder.probe(SAMPLE / "dog.mp4").num_samples(Fraction(8))
+    frames = decoder.probe(source_of(SAMPLE / "dog.mp4")).num_samples(Fraction(8))
     assert len(decoder.decode(make_clip(SAMPLE / "dog.mp4", (frames, 90, 160)))) == frames
     for clip in ((frames + 1, 0.0), (frames, 0.125)):
         with pytest.raises(BadVideoError, match="ends before the clip"):
@@ -220,7 +220,7 @@ def test_files_that_are_no_video_are_refused_with_the_reason(decoder, tmp_path):
     }
     for name, reason in reasons.items():
         with pytest.raises(BadVideoError, match=reason):
-            decoder.probe(tmp_path / name)
+            decoder.probe(source_of(tmp_path / name))
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "avi", "flv"])
@@ -229,11 +229,11 @@ def test_a_truncated_file_is_refused(decoder, tmp_path, suffix):
     options = {"movflags": "faststart"} if suffix == "mp4" else {}
     codec = {"avi": "mpeg4", "flv": "flv1"}.get(suffix, "libx264")
     write_video(path, num_frames=100, codec=codec, fps=25, time_base=Fraction(1, 25), container_options=options)
-    assert decoder.probe(path).num_frames == 100
+    assert decoder.probe(source_of(path)).num_frames == 100
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(BadVideoError, match="truncated"):
-        decoder.probe(path)
+        decoder.probe(source_of(path))
 
 
 def test_playlists_are_never_followed(decoder, tmp_path):
@@ -245,10 +245,10 @@ def test_playlists_are_never_followed(decoder, tmp_path):
             path = tmp_path / "list.mp4"
             path.write_text(text + padding)
             with pytest.raises(BadVideoError, match=r"text file|not a video"):
-                decoder.probe(path)
+                decoder.probe(source_of(path))
     path.write_text(concat + "# \0")
     with pytest.raises(BadVideoError, match="not on whitelist"):
-        decoder.probe(path)
+        decoder.probe(source_of(path))
 
 
 def test_damage_costs_the_clips_that_it_reaches(decoder, tmp_path):
@@ -268,26 +268,26 @@ def test_damage_costs_the_clips_that_it_reaches(decoder, tmp_path):
 def test_limits_are_checked_before_anything_is_decoded(tmp_path):
     path = write_video(tmp_path / "plain.mp4", num_frames=24)
     with ClipDecoder(DatasetConfig(max_pixels=64 * 96)) as decoder:
-        assert decoder.probe(path).num_frames == 24
+        assert decoder.probe(source_of(path)).num_frames == 24
         with pytest.raises(BadVideoError, match=r"more than dataset\.max_pixels"):
             decoder.decode(make_clip(path, (1, 640, 960)))
     with (
         ClipDecoder(DatasetConfig(max_pixels=64 * 96 - 1)) as decoder,
         pytest.raises(BadVideoError, match=r"96x64 pixels, more than dataset\.max_pixels 6143"),
     ):
-        decoder.probe(path)
+        decoder.probe(source_of(path))
     with (
         ClipDecoder(DatasetConfig(max_video_seconds=0.5)) as decoder,
         pytest.raises(BadVideoError, match=r"1 s long, more than dataset.max_video_seconds 0.5"),
     ):
-        decoder.probe(path)
+        decoder.probe(source_of(path))
 
 
 def test_names_of_any_bytes(decoder, tmp_path):
     for name in (b"two words.mp4", b"new\nline.mp4", "emoji 🎬.mp4".encode(), b"latin \xe9.mp4", b"%03d.mp4", b"-.mp4"):
         path = tmp_path / os.fsdecode(name)
         path.write_bytes((SAMPLE / "dog.mp4").read_bytes())
-        assert decoder.probe(path).num_frames == 41
+        assert decoder.probe(source_of(path)).num_frames == 41
 
 
 FAULTS = {
@@ -308,7 +308,7 @@ def test_a_fault_of_the_decoder_costs_one_file(tmp_path, monkeypatch):
             bad = tmp_path / f"{fault}.mp4"
             bad.write_bytes(good.read_bytes())
             with pytest.raises(BadVideoError, match=reason):
-                decoder.probe(bad)
+                decoder.probe(source_of(bad))
             video = decoder.decode(make_clip(good, (4, *SIZE), 24.0))
             assert frame_numbers(video.numpy()) == [0, 1, 2, 3]
 
@@ -317,14 +317,14 @@ def test_what_a_library_prints_is_not_taken_for_an_answer(tmp_path, monkeypatch,
     monkeypatch.setattr(decoder_process, "WORKER_MODULE", "tests.faulty_decode_worker")
     path = write_video(tmp_path / "print.mp4", num_frames=4)
     with ClipDecoder(DatasetConfig()) as decoder:
-        assert decoder.probe(path).num_frames == 4
+        assert decoder.probe(source_of(path)).num_frames == 4
     assert "printed by a library" in capfd.readouterr().err
 
 
 def test_a_decoder_that_does_not_start_is_no_fault_of_the_file(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(decoder_process, "WORKER_MODULE", "tests.no_such_module")
     with ClipDecoder(DatasetConfig()) as decoder, pytest.raises(RuntimeError, match=r"does not start.*exit code 1"):
-        decoder.probe(SAMPLE / "dog.mp4")
+        decoder.probe(source_of(SAMPLE / "dog.mp4"))
     assert "no_such_module" in capfd.readouterr().err
 
 
@@ -347,7 +347,7 @@ def test_the_process_is_reused_and_ends_with_its_decoder():
     with ClipDecoder(DatasetConfig()) as decoder:
         pids = set()
         for _ in range(3):
-            decoder.probe(SAMPLE / "dog.mp4")
+            decoder.probe(source_of(SAMPLE / "dog.mp4"))
             pids.add(decoder._process._process.pid)
         (pid,) = pids
     assert not Path(f"/proc/{pid}").exists()
@@ -357,7 +357,7 @@ def test_the_process_is_reused_and_ends_with_its_decoder():
 def test_the_process_is_limited_and_knows_no_credentials(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     with ClipDecoder(DatasetConfig()) as decoder:
-        decoder.probe(SAMPLE / "dog.mp4")
+        decoder.probe(source_of(SAMPLE / "dog.mp4"))
         process = Path(f"/proc/{decoder._process._process.pid}")
         assert b"canary" not in (process / "environ").read_bytes()
         limits = (process / "limits").read_text()

@@ -180,7 +180,6 @@ def test_nothing_outside_the_folder_is_followed(folder, tmp_path):
     names = [
         "../outside/secret.mp4",
         str(outside / "secret.mp4"),
-        str(folder / "inside.mp4"),
         "sub/../../outside/secret.mp4",
         "link.mp4",
         "linked/secret.mp4",

@@ -9,10 +9,7 @@ from typing import NamedTuple, Protocol
 from av.video.frame import VideoFrame
 
 from ttv_train.data.frame_index import FrameIndex
-from ttv_train.data.probe import VideoLimits
-
-MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
-MATROSKA = "matroska,webm"
+from ttv_train.data.probe import BadVideoError, VideoFile
 
 
 class Picture(NamedTuple):
@@ -39,6 +36,12 @@ class FrameReader(Protocol):
         ...
 
 
+def refuse_span(video: VideoFile, decoder: str) -> None:
+    """Raises BadVideoError if a video is only a part of its file."""
+    if video.span is not None:
+        raise BadVideoError(f"dataset.decoder {decoder}: it does not read videos inside of tar files; use auto or pyav")
+
+
 class Decoder(Protocol):
     """A decoding library."""
 
@@ -53,6 +56,6 @@ class Decoder(Protocol):
         """Why the library would show wrong frames of a file; None if it shows the right ones."""
         ...
 
-    def open(self, path: str, index: FrameIndex, limits: VideoLimits) -> FrameReader:
+    def open(self, video: VideoFile, index: FrameIndex) -> FrameReader:
         """Opens a file that is not refused. Raises BadVideoError if the library cannot."""
         ...

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from av.video.frame import VideoFrame
 
-from ttv_train.data.decoders.base import MATROSKA, MP4, Picture
+from ttv_train.data.decoders.base import Picture, refuse_span
 from ttv_train.data.frame_index import FrameIndex
-from ttv_train.data.probe import BadVideoError, VideoLimits
+from ttv_train.data.probe import MATROSKA, MP4, BadVideoError, VideoFile
 
 
 class DecordReader:
@@ -73,6 +73,7 @@ class Decord:
             return "it does not mirror pictures as the file says"
         return None
 
-    def open(self, path: str, index: FrameIndex, limits: VideoLimits) -> DecordReader:
+    def open(self, video: VideoFile, index: FrameIndex) -> DecordReader:
         """See `Decoder`."""
-        return DecordReader(path, index)
+        refuse_span(video, self.name)
+        return DecordReader(video.path, index)

@@ -1,26 +1,20 @@
 """PyAV: frames by timestamp, from the key frame before them on. Right on every file that has an index."""
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 
-import av
-from av.container import InputContainer
 from av.video.frame import VideoFrame
-from av.video.stream import VideoStream
 
-from ttv_train.data.decoders.base import MATROSKA, MP4, Picture
-from ttv_train.data.frame_index import FrameIndex, KeyFrame, SeekError, decode_from_key_frame
-from ttv_train.data.probe import BadVideoError, VideoLimits, libav_message, open_video
+from ttv_train.data.decoders.base import Picture
+from ttv_train.data.frame_index import FrameIndex, KeyFrame, decode_from_key_frame
+from ttv_train.data.probe import BadVideoError, SeekError, VideoFile
 
 
 class PyavReader:
-    """A file that stays open between clips, and goes on decoding where that is no longer than seeking."""
+    """Goes on decoding from clip to clip where that is no longer than seeking."""
 
-    def __init__(self, path: str, index: FrameIndex, limits: VideoLimits) -> None:
-        self._path, self._index, self._limits = path, index, limits
-        self._open_file = contextlib.ExitStack()
-        self._file: tuple[InputContainer, VideoStream] | None = None
+    def __init__(self, video: VideoFile, index: FrameIndex) -> None:
+        self._video, self._index = video, index
         self._frames: Iterator[VideoFrame] | None = None
         self._last_frame: VideoFrame | None = None
         self._wanted: frozenset[int] = frozenset()
@@ -46,8 +40,7 @@ class PyavReader:
 
     def close(self) -> None:
         """See `FrameReader`."""
-        self._frames = self._last_frame = self._file = None
-        self._open_file.close()
+        self._frames = self._last_frame = None
 
     def _frames_from(self, pts: int) -> Iterator[VideoFrame]:
         """Frames in presentation order, beginning at or before `pts`."""
@@ -63,36 +56,22 @@ class PyavReader:
 
     def _decode(self, key_frames: Sequence[KeyFrame]) -> Iterator[VideoFrame]:
         """Decodes from the last key frame on; from the start of the file if it cannot be sought."""
+        video = self._video
         # MP4 is sought by presentation time, AVI and MPEG streams by decoding time.
         for timestamp in (key_frames[-1].pts, key_frames[-1].dts):
-            if len(key_frames) == 1 or timestamp is None:
+            if timestamp is None:
                 continue
             try:
-                if self._file is None or self._index.info.container not in (MP4, MATROSKA):
-                    self._file = self._reopen()
-                seek(*self._file, timestamp)
-                yield from decode_from_key_frame(*self._file, set(key_frames), self._is_needed)
+                video.seek(timestamp)
+                yield from decode_from_key_frame(video.container, video.stream, set(key_frames), self._is_needed)
                 return
             except SeekError:
-                self._file = None
-        self._file = self._reopen()
-        yield from decode_from_key_frame(*self._file, None, self._is_needed)
-
-    def _reopen(self) -> tuple[InputContainer, VideoStream]:
-        self._open_file.close()
-        return self._open_file.enter_context(open_video(self._path, self._limits))
+                video.reopen()
+        yield from decode_from_key_frame(video.container, video.stream, None, self._is_needed)
 
     def _is_needed(self, pts: int) -> bool:
         # Frames after the clip may be those of the next one.
         return pts in self._wanted or pts > self._last_wanted
-
-
-def seek(container: InputContainer, stream: VideoStream, timestamp: int) -> None:
-    """Moves before the packet of a timestamp. Raises SeekError if the container cannot."""
-    try:
-        container.seek(timestamp, stream=stream)
-    except av.FFmpegError as error:
-        raise SeekError(libav_message(error)) from None
 
 
 class Pyav:
@@ -104,6 +83,6 @@ class Pyav:
         """See `Decoder`."""
         return None
 
-    def open(self, path: str, index: FrameIndex, limits: VideoLimits) -> PyavReader:
+    def open(self, video: VideoFile, index: FrameIndex) -> PyavReader:
         """See `Decoder`."""
-        return PyavReader(path, index, limits)
+        return PyavReader(video, index)

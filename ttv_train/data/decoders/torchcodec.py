@@ -9,9 +9,9 @@ from typing import Any
 
 from av.video.frame import VideoFrame
 
-from ttv_train.data.decoders.base import MATROSKA, MP4, Picture
+from ttv_train.data.decoders.base import Picture, refuse_span
 from ttv_train.data.frame_index import FrameIndex
-from ttv_train.data.probe import BadVideoError, VideoLimits
+from ttv_train.data.probe import MATROSKA, MP4, BadVideoError, VideoFile
 
 CONTAINERS = {MP4, MATROSKA, "flv", "asf"}
 """In MPEG program streams it shows wrong frames; in the others its times or its count may differ from the index."""
@@ -68,9 +68,10 @@ class Torchcodec:
             return "it does not mirror pictures as the file says"
         return None
 
-    def open(self, path: str, index: FrameIndex, limits: VideoLimits) -> TorchcodecReader:
+    def open(self, video: VideoFile, index: FrameIndex) -> TorchcodecReader:
         """See `Decoder`."""
-        return TorchcodecReader(path, index)
+        refuse_span(video, self.name)
+        return TorchcodecReader(video.path, index)
 
 
 def first_line(error: Exception) -> str:

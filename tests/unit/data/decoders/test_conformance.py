@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tests.hard_videos import HARD_VIDEOS, SIZE, ffmpeg_frames, write_damaged, write_hard_video, write_truncated
-from tests.video_files import SAMPLE, frame_numbers
+from tests.video_files import SAMPLE, frame_numbers, source_of
 from ttv_train.config import DatasetConfig
 from ttv_train.data.clips import Clip
 from ttv_train.data.decode import ClipDecoder
 from ttv_train.data.decoders import DECODERS, is_installed
 from ttv_train.data.formats import VideoSource
 from ttv_train.data.frame_index import build_index
-from ttv_train.data.probe import BadVideoError, VideoLimits
+from ttv_train.data.probe import BadVideoError, VideoFile, VideoLimits
 
 pytestmark = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg: apt-get install ffmpeg")
 
@@ -55,10 +55,11 @@ def test_every_frame_is_the_one_that_ffmpeg_shows(decoder, folder, name):
         write_hard_video(folder, name)
     if name in REFUSED.get(decoder.name, ()):
         with pytest.raises(BadVideoError, match=rf"dataset\.decoder {decoder.name}: .*; use auto or pyav"):
-            decoder.probe(path)
+            decoder.probe(source_of(path))
         return
-    info = decoder.probe(path)
-    index = build_index(str(path), VideoLimits(10**8, 3600))
+    info = decoder.probe(source_of(path))
+    with VideoFile(str(path), VideoLimits(10**8, 3600)) as video:
+        index = build_index(video)
     times = [(pts - index.pts[0]) * index.info.time_base for pts in index.pts]
     expected = ffmpeg_frames(path, info.height, info.width)
     assert info.num_frames == len(expected) == len(times)
@@ -73,10 +74,11 @@ def test_every_frame_is_the_one_that_ffmpeg_shows(decoder, folder, name):
 @pytest.mark.parametrize("name", ["dog.mp4", "towers.mp4"])
 def test_real_videos(decoder, name):
     path = SAMPLE / name
-    info = decoder.probe(path)
+    info = decoder.probe(source_of(path))
     expected = ffmpeg_frames(path, info.height, info.width)
     assert info.num_frames == len(expected)
-    index = build_index(str(path), VideoLimits(10**8, 3600))
+    with VideoFile(str(path), VideoLimits(10**8, 3600)) as video:
+        index = build_index(video)
     times = [(pts - index.pts[0]) * index.info.time_base for pts in index.pts]
     for number in (0, 1, len(times) // 2, len(times) - 1, 3):
         frame = decoder.decode(clip_at(path, times, number, 1, (info.height, info.width)))[0].numpy()
@@ -85,7 +87,7 @@ def test_real_videos(decoder, name):
 
 def test_truncated_files_are_refused_and_damage_is_no_other_frame(decoder, folder):
     with pytest.raises(BadVideoError, match="truncated"):
-        decoder.probe(write_truncated(folder))
+        decoder.probe(source_of(write_truncated(folder)))
     path = write_damaged(folder)
     for start in (0, 12, 36):
         clip = Clip(VideoSource(path, path.name, ""), "", (12, *SIZE), start / 24, 24.0, 0, False)
