@@ -54,7 +54,9 @@ class FakeDecoder:
 def fake_list_clips(clips: list[Clip]) -> Callable[..., tuple[list[Clip], list[QuarantineRow]]]:
     """Stands in for `list_clips`; the dataset also has a file that is no video."""
 
-    def list_clips(config: DatasetConfig, valid_num_frames: object) -> tuple[list[Clip], list[QuarantineRow]]:
+    def list_clips(
+        config: DatasetConfig, valid_num_frames: object, **options: object
+    ) -> tuple[list[Clip], list[QuarantineRow]]:
         return clips, [QuarantineRow(name="notes.mp4", reason="no video stream", stage="probe")]
 
     return list_clips

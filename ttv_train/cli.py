@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttv_train.config import DatasetConfig, RunConfig, parse_bucket
+from ttv_train.config import RunConfig, parse_bucket
 from ttv_train.config_file import apply_overrides, load_config, parse_config
 from ttv_train.devices import prepare_environment
 from ttv_train.errors import UserError
@@ -56,14 +56,16 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("folder", help="dataset folder")
     check.add_argument("--config", help="take the dataset section of this run; default: the section's defaults")
     check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--output", type=Path, help="Parquet file to write, a row per clip and per dropped file")
+    check.add_argument("--html", type=Path, help="page to write: buckets, contact sheets, what is dropped")
     report = commands.add_parser("report", help="Write report.html of a run folder.", allow_abbrev=False)
     report.add_argument("run_folder", type=Path, help="output_dir of the run")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, 1 if check-data finds nothing to train on, or 2 for a mistake that
-    the user can mend."""
+    """Runs one command; returns the exit code: 0, 1 if check-data finds a bucket with nothing to train on, or 2 for a
+    mistake that the user can mend."""
     rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(rest)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -101,11 +103,16 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
         if options.config:
             config = load_config(options.config, overrides)
             check_buckets(config)
-            dataset = config.dataset
         else:
-            dataset = dataset_config(overrides)
+            config = default_config(overrides)
         try:
-            return check.check_data(dataset.model_copy(update={"path": options.folder}), as_json=options.json)
+            return check.check_data(
+                config.dataset.model_copy(update={"path": options.folder}),
+                as_json=options.json,
+                manifest=options.output,
+                html=options.html,
+                training=config.training,
+            )
         except BrokenPipeError:
             # The reader of the output, such as `head`, has seen enough.
             return 1
@@ -173,11 +180,11 @@ def check_buckets(config: RunConfig) -> None:
         vae.latent_shape(*parse_bucket(bucket))
 
 
-def dataset_config(overrides: list[str]) -> DatasetConfig:
-    """The default dataset section with `--dataset.key VALUE` overrides."""
+def default_config(overrides: list[str]) -> RunConfig:
+    """The default config with `--section.key VALUE` overrides."""
     data: dict[str, object] = {}
     apply_overrides(data, overrides)
-    return parse_config(data, "command line").dataset
+    return parse_config(data, "command line")
 
 
 def refuse_overrides(overrides: list[str]) -> None:

@@ -1,5 +1,6 @@
 """What a run is: one strict pydantic model per section. `config_file` reads them from YAML."""
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,29 @@ class DeviceConfig(Section):
     """`auto` takes CUDA, then Ascend NPU, then CPU: the first one this machine has."""
 
 
+class BucketGrid(Section):
+    """Buckets of one size in several shapes and lengths."""
+
+    size: str = Field(pattern=r"^[1-9]\d*x[1-9]\d*$")
+    """Height x width that gives the number of pixels, such as 480x720; every shape has about as many."""
+    frames: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    """Lengths of clips."""
+    aspect_ratios: list[Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")]] = ["16:9", "4:3", "1:1", "3:4", "9:16"]
+    """Shapes, as width:height."""
+    multiple: int = Field(16, ge=1)
+    """Height and width are rounded to multiples of it."""
+
+    def buckets(self) -> list[str]:
+        """The buckets, as frames x height x width."""
+        height, width = map(int, self.size.split("x"))
+        shapes = []
+        for ratio in self.aspect_ratios:
+            across, down = map(int, ratio.split(":"))
+            sides = (math.sqrt(height * width * down / across), math.sqrt(height * width * across / down))
+            shapes.append("x".join(str(max(round(side / self.multiple), 1) * self.multiple) for side in sides))
+        return [f"{frames}x{shape}" for frames in self.frames for shape in shapes]
+
+
 class DatasetConfig(Section):
     """Where clips come from and how they are decoded."""
 
@@ -51,6 +75,11 @@ class DatasetConfig(Section):
     buckets: list[str] = Field(["49x480x720"], min_length=1)
     """Allowed clip shapes, as frames x height x width. A video goes to the bucket nearest in aspect ratio among those
     that it is long enough to fill."""
+    bucket_grid: list[BucketGrid] = []
+    """Further buckets by size, aspect ratio and length; with it, `buckets` may be left out."""
+    keep_probability: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    """Part of the videos that a bucket takes, such as {49x480x720: 0.5}; the others go to the next smaller bucket of
+    their aspect ratio, or are dropped where there is none."""
     max_clips_per_video: int = Field(1, ge=1)
     """Consecutive, non-overlapping clips cut from one video, at most."""
     decoder: Literal["pyav", "torchcodec", "decord", "auto"] = "pyav"
@@ -62,6 +91,23 @@ class DatasetConfig(Section):
     """A video with more pixels per frame is quarantined before any frame is allocated."""
     max_video_seconds: float = Field(3600.0, gt=0)
     """A longer video is quarantined."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_grid(cls, data: Any) -> Any:
+        """Adds the buckets of the grid to those that are named."""
+        if not isinstance(data, dict) or not isinstance(data.get("bucket_grid"), list):
+            return data
+        named = data.get("buckets", [])
+        grid = [bucket for entry in data["bucket_grid"] for bucket in BucketGrid.model_validate(entry).buckets()]
+        return data | {"buckets": list(dict.fromkeys([*named, *grid]))} if isinstance(named, list) and grid else data
+
+    @field_validator("keep_probability")
+    @classmethod
+    def _keep_probability(cls, value: dict[str, float]) -> dict[str, float]:
+        for bucket in value:
+            check_bucket(bucket)
+        return value
 
     @field_validator("buckets")
     @classmethod

@@ -47,6 +47,8 @@ from ttv_train.storage import Store, open_store
 
 logger = logging.getLogger(__name__)
 
+DATASET_MANIFEST = "dataset.parquet"
+"""In the output folder; from it a rerun knows the videos that have not changed."""
 LONGEST_WAIT = timedelta(days=30)
 """Ranks meet only before and after the work, so the first one to finish may wait as long as the job lasts."""
 MAX_PIXELS_PER_BATCH = 49 * 480 * 720
@@ -133,7 +135,9 @@ def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
     for bucket in config.dataset.buckets:
         encoder.vae.latent_shape(*parse_bucket(bucket))
     store.remove_partial_files()
-    clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames)
+    clips, rejected = list_clips(
+        config.dataset, encoder.vae.valid_num_frames, manifest=Path(config.output_dir) / DATASET_MANIFEST
+    )
     wanted: dict[str, Clip] = {}
     for clip in clips:
         key = clip_key(

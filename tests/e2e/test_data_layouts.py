@@ -33,14 +33,13 @@ def test_check_data_reads_every_layout(tmp_path, capsys, layout):
 def test_every_command_of_the_readme_runs(tmp_path, capsys):
     LAYOUTS["text files"](tmp_path / "set")
     (tmp_path / "run.yaml").write_text("dataset: {fps: 8, buckets: [8x96x160]}\n")
-    replaced = {
-        "FOLDER": str(tmp_path / "set"),
-        "run.yaml": str(tmp_path / "run.yaml"),
-        "[49x480x720, 49x720x480]": "[8x96x160]",
-    }
+    paths = {"FOLDER": "set", "run.yaml": "run.yaml", "manifest.parquet": "m.parquet", "page.html": "page.html"}
+    replaced = {"[49x480x720, 49x720x480]": "[8x96x160]"} | {name: str(tmp_path / path) for name, path in paths.items()}
     commands = readme_commands()
     assert len(commands) >= 2
     for command in commands:
         arguments = [replaced.get(argument, argument) for argument in command]
         assert main(arguments) == 0, command
         capsys.readouterr()
+    assert (tmp_path / "m.parquet").exists()
+    assert "2 clips" in (tmp_path / "page.html").read_text()

@@ -263,3 +263,35 @@ def test_no_text_crashes_the_reader(text):
 def test_shipped_run_configs_are_valid(path):
     if path.parent.name != "accelerate":
         assert load_config(path).output_dir
+
+
+def test_a_bucket_grid_adds_buckets_of_one_size(tmp_path):
+    grid = {"size": "480x720", "frames": [1, 49], "aspect_ratios": ["16:9", "1:1", "9:16"]}
+    config = parse_config({"dataset": {"bucket_grid": [grid]}})
+    shapes = ("448x784", "592x592", "784x448")
+    assert config.dataset.buckets == [f"{frames}x{shape}" for frames in (1, 49) for shape in shapes]
+    both = parse_config({"dataset": {"buckets": ["8x96x160", "1x592x592"], "bucket_grid": [grid]}})
+    assert both.dataset.buckets[:2] == ["8x96x160", "1x592x592"]
+    assert len(both.dataset.buckets) == 7
+    save_config(both, tmp_path / "saved.yaml")
+    assert load_config(tmp_path / "saved.yaml") == both
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ({"bucket_grid": [{"size": "480", "frames": [1]}]}, "size"),
+        ({"bucket_grid": [{"size": "480x720", "frames": []}]}, "frames"),
+        ({"bucket_grid": [{"size": "480x720", "frames": [1], "aspect_ratios": ["16/9"]}]}, "aspect_ratios"),
+        ({"keep_probability": {"480x720": 0.5}}, "keep_probability"),
+        ({"keep_probability": {"9x480x720": 1.5}}, "keep_probability"),
+    ],
+)
+def test_a_malformed_grid_or_probability_is_named(dataset, message):
+    with pytest.raises(UserError, match=message):
+        parse_config({"dataset": dataset})
+
+
+def test_a_malformed_bucket_batch_size_is_named():
+    with pytest.raises(UserError, match="bucket_batch_sizes"):
+        parse_config({"training": {"bucket_batch_sizes": {"9x480x720": 0}}})

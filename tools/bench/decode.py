@@ -153,7 +153,7 @@ def measure(contender: str, jobs: list[Job], reopen: bool, opens: int) -> dict[s
             frames = sum(decode_ours(decoder, job) for job in jobs)
             result = {"frames": frames, "seconds": cpu_seconds(child) - before, "memory": peak_memory(child)}
             if opens:
-                result |= open_often(lambda job: decode_ours(decoder, job), jobs, opens, child)
+                result |= open_often(decoder, jobs, opens)
             return result
     decode = DIRECT[contender]
     decode(jobs[0], reopen)
@@ -166,15 +166,17 @@ def measure(contender: str, jobs: list[Job], reopen: bool, opens: int) -> dict[s
     }
 
 
-def open_often(decode: Callable[[Job], int], jobs: list[Job], opens: int, process: psutil.Process) -> dict[str, float]:
-    """Resident MB after a tenth of the opens and after all."""
-    first = 0.0
+def open_often(decoder: ClipDecoder, jobs: list[Job], opens: int) -> dict[str, float]:
+    """Highest resident MB of the decoding process during the first and the last tenth of many opens."""
+    highest = {"early": 0.0, "late": 0.0}
     for number in range(opens):
         job = jobs[number % len(jobs)]
-        decode(Job(job.path, job.size, job.times, job.clips[:1]))
-        if number == opens // 10:
-            first = process.memory_info().rss / 2**20
-    return {"early": first, "late": process.memory_info().rss / 2**20}
+        decode_ours(decoder, Job(job.path, job.size, job.times, job.clips[:1]))
+        part = "early" if number < opens // 10 else "late" if number >= opens - opens // 10 else None
+        if part is not None:
+            (child,) = psutil.Process().children()
+            highest[part] = max(highest[part], child.memory_info().rss / 2**20)
+    return highest
 
 
 def cpu_seconds(child: psutil.Process) -> float:
@@ -256,7 +258,8 @@ def main() -> None:
             [*command, "--measure", "random", "ours, pyav"], capture_output=True, text=True, check=True
         )
         memory = json.loads(done.stdout.splitlines()[-1])
-        print(f"\n{options.opens} opens: {memory['early']:.1f} MB after a tenth, {memory['late']:.1f} MB after all")
+        early, late = memory["early"], memory["late"]
+        print(f"\n{options.opens} opens: at most {early:.1f} MB in the first tenth, {late:.1f} MB in the last")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Which clip shape a video is trained at."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from ttv_train.data.probe import VideoInfo
+from ttv_train.parallel.rng import keyed_uniform
 
 Bucket = tuple[int, int, int]
 """Frames, and height and width in pixels."""
@@ -21,14 +22,22 @@ class NoBucketError(Exception):
     """No bucket takes the video. The message is the reason, in a few words."""
 
 
-def choose_bucket(info: VideoInfo, buckets: Sequence[Bucket], fps: Fraction) -> Bucket:
+def choose_bucket(
+    info: VideoInfo,
+    buckets: Sequence[Bucket],
+    fps: Fraction,
+    keep: Mapping[Bucket, float] | None = None,
+    key: str = "",
+) -> Bucket:
     """The bucket nearest in aspect ratio among those that the video is long enough to fill at `fps`.
 
     Of buckets of the same aspect ratio, to 3 percent: one that needs no upscaling, and of those the largest in frames x
-    height x width; else the one that needs the least upscaling.
+    height x width; else the one that needs the least upscaling. A bucket with a keep probability takes only that part
+    of the videos, chosen by their `key`; the others go to the next one of their aspect ratio, as in Open-Sora.
 
     Raises:
-        NoBucketError: the video is too short, its frame rate too low, or its shape too far from every bucket.
+        NoBucketError: the video is too short, its frame rate too low, or its shape too far from every bucket; or every
+            bucket left it out.
     """
     available = info.num_samples(fps)
     fitting = [bucket for bucket in buckets if bucket[0] <= available]
@@ -52,4 +61,9 @@ def choose_bucket(info: VideoInfo, buckets: Sequence[Bucket], fps: Fraction) -> 
         return upscaling, -math.prod(bucket), bucket
 
     same = nearest + math.log(SAME_ASPECT)
-    return min((bucket for bucket in fitting if distance(bucket) <= same), key=preference)
+    candidates = sorted((bucket for bucket in fitting if distance(bucket) <= same), key=preference)
+    for bucket in candidates:
+        probability = (keep or {}).get(bucket, 1.0)
+        if probability == 1.0 or keyed_uniform("keep", key, str(bucket)) < probability:
+            return bucket
+    raise NoBucketError("left out by dataset.keep_probability")

@@ -2,15 +2,19 @@
 
 import json
 import sys
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tqdm import tqdm
 
-from ttv_train.config import DatasetConfig
-from ttv_train.data.clips import Clip, list_clips
-from ttv_train.data.decode import ClipDecoder
-from ttv_train.data.probe import BadVideoError
+from ttv_train.config import DatasetConfig, TrainingConfig
+from ttv_train.data.check_page import DatasetPage
+from ttv_train.data.clips import read_sources
+from ttv_train.data.dataset_manifest import KnownManifest, write_manifest
+from ttv_train.data.quarantine import QuarantineRow
+from ttv_train.data.scan import ScannedVideo, scan
 
 
 @dataclass(frozen=True)
@@ -27,17 +31,39 @@ class FileReport:
     """Why the file, or the rest of it, is dropped."""
 
 
-def check_data(config: DatasetConfig, as_json: bool) -> int:
+def check_data(
+    config: DatasetConfig,
+    as_json: bool,
+    manifest: Path | None = None,
+    html: Path | None = None,
+    training: TrainingConfig | None = None,
+) -> int:
     """Decodes every clip of a dataset and prints what became of each file.
 
+    Args:
+        config: the dataset.
+        as_json: print JSON instead of a table.
+        manifest: write a row per clip and per dropped file to this Parquet file. If it is there, files that have not
+            changed since it was written are not read again.
+        html: write a page with buckets, contact sheets and everything that is dropped.
+        training: whose batches the page counts; None means the defaults.
+
     Returns:
-        The exit code: 0, or 1 if the dataset gives no clip to train on.
+        The exit code: 0, or 1 if the dataset or one of its buckets gives no clip to train on.
 
     Raises:
-        UserError: the folder cannot be read as a dataset.
+        UserError: the folder cannot be read as a dataset, or `manifest` is another file.
     """
-    reports = report_files(config)
-    buckets: Counter[str] = Counter()
+    reports: list[FileReport] = []
+    page = DatasetPage(config, training or TrainingConfig()) if html is not None else None
+    for video in scan_to_manifest(config, manifest, reports):
+        reports.append(report_of(video))
+        if page is not None:
+            page.add(video)
+    reports.sort(key=lambda report: (report.name, report.reason or ""))
+    if page is not None and html is not None:
+        page.write(html, {report.name: report.reason for report in reports if report.reason is not None})
+    buckets = dict.fromkeys(sorted(config.buckets), 0)
     for report in reports:
         if report.bucket is not None:
             buckets[report.bucket] += report.clips
@@ -47,9 +73,9 @@ def check_data(config: DatasetConfig, as_json: bool) -> int:
             json.dumps(
                 {
                     "path": config.path,
-                    "clips": buckets.total(),
+                    "clips": sum(buckets.values()),
                     "dropped": dropped,
-                    "buckets": dict(sorted(buckets.items())),
+                    "buckets": buckets,
                     "files": [asdict(report) for report in reports],
                 },
                 indent=2,
@@ -57,33 +83,38 @@ def check_data(config: DatasetConfig, as_json: bool) -> int:
         )
     else:
         print_table(reports, buckets, dropped)
-    return 0 if buckets else 1
+    return 0 if all(buckets.values()) else 1
 
 
-def report_files(config: DatasetConfig) -> list[FileReport]:
-    """One report per file or caption row, sorted by name."""
-    clips, quarantined = list_clips(config, None)
-    reports = [FileReport(row.name, None, 0, 0, row.reason) for row in quarantined]
-    good: dict[str, list[Clip]] = {}
-    bad: dict[str, str] = {}
-    with ClipDecoder(config) as decoder:
-        for clip in tqdm(clips, desc="decoding", unit="clip", disable=None, leave=False, file=sys.stderr):
-            decoded = good.setdefault(clip.source.name, [])
-            try:
-                decoder.decode(clip)
-            except BadVideoError as error:
-                bad.setdefault(clip.source.name, f"clip {clip.index}: {error}" if clip.index else str(error))
-            else:
-                decoded.append(clip)
-    for name, decoded in good.items():
-        bucket = "x".join(map(str, decoded[0].bucket)) if decoded else None
-        frames = sum(clip.bucket[0] for clip in decoded)
-        reports.append(FileReport(name, bucket, frames, len(decoded), bad.get(name)))
-    return sorted(reports, key=lambda report: (report.name, report.reason or ""))
+def scan_to_manifest(config: DatasetConfig, manifest: Path | None, reports: list[FileReport]) -> Iterator[ScannedVideo]:
+    """Every video of the dataset, decoded; what is none is added to `reports`, and everything to the manifest."""
+    sources, rejected = read_sources(config)
+    known = KnownManifest.read(manifest, config) if manifest is not None else None
+    with nullcontext() if manifest is None else write_manifest(manifest, config) as writer:
+        for row in rejected:
+            reports.append(FileReport(row.name, None, 0, 0, row.reason))
+            if writer is not None:
+                writer.add_rejected(QuarantineRow(row.name, row.reason, "list"))
+        videos = scan(sources, config, known=known, decode_clips=True)
+        for video in tqdm(videos, "decoding", len(sources), unit="video", disable=None, leave=False, file=sys.stderr):
+            if writer is not None:
+                writer.add(video, were_decoded=True)
+            yield video
 
 
-def print_table(reports: list[FileReport], buckets: Counter[str], dropped: int) -> None:
-    """Prints a line per file and a summary."""
+def report_of(video: ScannedVideo) -> FileReport:
+    """The line of one video."""
+    reason = video.reason
+    if reason is None and video.bad_clips:
+        clip, problem = video.bad_clips[0]
+        reason = f"clip {clip.index}: {problem}" if clip.index else problem
+    bucket = "x".join(map(str, video.clips[0].bucket)) if video.clips else None
+    frames = sum(clip.bucket[0] for clip in video.clips)
+    return FileReport(video.source.name, bucket, frames, len(video.clips), reason)
+
+
+def print_table(reports: list[FileReport], buckets: dict[str, int], dropped: int) -> None:
+    """Prints a line per file, what was dropped for which reason, and a summary."""
     names = [printable(report.name) for report in reports]
     width = min(max(map(len, names), default=0), 60)
     for name, report in zip(names, reports, strict=True):
@@ -94,9 +125,10 @@ def print_table(reports: list[FileReport], buckets: Counter[str], dropped: int) 
             rest = f"; {report.reason}" if report.reason else ""
             print(f"{name:{width}}  {report.bucket}, {report.frames} frames in {clips}{rest}")
     print()
-    for bucket, count in sorted(buckets.items()):
-        print(f"bucket {bucket}: {count} clip{'s' * (count != 1)}")
-    print(f"{len(reports)} files, {dropped} dropped, {buckets.total()} clips")
+    for bucket, count in buckets.items():
+        empty = "" if count else "; nothing would be trained on in it: remove it, or add videos that fit"
+        print(f"bucket {bucket}: {count} clip{'s' * (count != 1)}{empty}")
+    print(f"{len(reports)} files, {dropped} dropped, {sum(buckets.values())} clips")
 
 
 def printable(name: str) -> str:

@@ -17,12 +17,20 @@ from ttv_train.data.probe import BadVideoError, VideoInfo
 from ttv_train.data.video_bytes import VideoBytes
 
 if TYPE_CHECKING:
-    from ttv_train.data.clips import Clip
+    from ttv_train.data.cut import Clip
+
+
+FILES_PER_PROCESS = 500
+"""Libraries and the allocator keep a little of every file they open; a new child every now and then keeps none."""
 
 
 def exact(number: float) -> Fraction:
     """The ratio that a float of the config or of a clip stands for: 29.97 is 2997/100."""
     return Fraction(number).limit_denominator(1_000_000)
+
+
+class DecoderFailedError(BadVideoError):
+    """The decoder crashed or took too long over a file. Another time it might not."""
 
 
 class ClipDecoder:
@@ -36,6 +44,8 @@ class ClipDecoder:
         self._config = config
         self._process: DecoderProcess | None = None
         self._bytes = VideoBytes()
+        self._num_files = 0
+        self._last_source: VideoSource | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +94,13 @@ class ClipDecoder:
         """Sends a request; in the body its answer is received."""
         timeout = self._config.decode_timeout_seconds
         path = self._bytes.path(source)
+        if source != self._last_source:
+            self._last_source, self._num_files = source, self._num_files + 1
+        if self._process is not None and self._num_files > FILES_PER_PROCESS:
+            self._process.kill()
+            self._process = None
         if self._process is None:
+            self._num_files = 1
             self._process = DecoderProcess.start(self._config.decoder)
         request = {
             "path": path,
@@ -101,10 +117,10 @@ class ClipDecoder:
             raise
         except TimeoutError:
             self.close()
-            raise BadVideoError(f"decoding took longer than dataset.decode_timeout_seconds {timeout:g}") from None
+            raise DecoderFailedError(f"decoding took longer than dataset.decode_timeout_seconds {timeout:g}") from None
         except ProcessDiedError as error:
             self.close()
-            raise BadVideoError(str(error)) from None
+            raise DecoderFailedError(str(error)) from None
         except BaseException:
             # The child is in the middle of an answer that the next request must not read.
             self.close()

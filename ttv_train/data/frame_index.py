@@ -4,6 +4,7 @@ Runs in the decoder's child process.
 """
 
 import bisect
+import hashlib
 import struct
 from array import array
 from collections.abc import Callable, Collection, Iterator
@@ -115,7 +116,17 @@ def build_index(video: VideoFile) -> FrameIndex:
     refuse_size(width, height, limits)
     if orientation.transposed:
         width, height = height, width
-    info = VideoInfo(container_name, codec, width, height, len(shown), last_time, time_base)
+    info = VideoInfo(
+        container=container_name,
+        codec=codec,
+        width=width,
+        height=height,
+        num_frames=len(shown),
+        last_time=last_time,
+        time_base=time_base,
+        rotation=first.rotation % 360,
+        pts_digest=hashlib.sha256(shown.tobytes()).hexdigest()[:32],
+    )
     return FrameIndex(
         info=info,
         pts=shown,

@@ -59,6 +59,10 @@ class VideoInfo:
     """Presentation time of the last frame in seconds, counted from that of the first."""
     time_base: Fraction
     """Unit of the file's timestamps in seconds."""
+    rotation: int = 0
+    """Degrees by which a player turns the coded picture, counterclockwise; mirroring is not counted."""
+    pts_digest: str = ""
+    """SHA-256 of the timestamps of the shown frames, 32 digits of it."""
 
     @property
     def frame_rate(self) -> float:

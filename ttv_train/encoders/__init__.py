@@ -40,5 +40,6 @@ def dataset_fingerprint(vae: VideoVae, text_encoder: TextEncoder, dataset: Datas
             "buckets": sorted(set(dataset.buckets)),
             "max_clips_per_video": dataset.max_clips_per_video,
             "decoder": dataset.decoder,
+            **({"keep_probability": dataset.keep_probability} if dataset.keep_probability else {}),
         }
     )

@@ -1,3 +1,4 @@
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -70,3 +71,21 @@ def test_the_number_of_samples_counts_those_up_to_the_last_frame():
     # 30 fps in milliseconds: the last of ten frames is stamped 0.3 s, the second of two 0.033 s.
     matroska = VideoInfo("matroska", "vp9", 320, 180, 2, Fraction(33, 1000), Fraction(1, 1000))
     assert matroska.num_samples(Fraction(30)) == 2
+
+
+def test_a_keep_probability_leaves_the_others_to_the_next_bucket_of_the_shape():
+    large, small, other = (8, 480, 720), (8, 240, 360), (8, 720, 480)
+    buckets, fps = [large, small, other], Fraction(8)
+    info = make_info(720, 480)
+
+    def chosen(keep):
+        return Counter(choose_bucket(info, buckets, fps, keep, f"video {number}") for number in range(400))
+
+    assert chosen({}) == {large: 400}
+    assert chosen({large: 0.0}) == {small: 400}
+    some = chosen({large: 0.25})
+    assert set(some) == {large, small}
+    assert 70 < some[large] < 130
+    assert chosen({large: 0.25}) == some
+    with pytest.raises(NoBucketError, match=r"left out by dataset\.keep_probability"):
+        choose_bucket(info, buckets, fps, {large: 0.0, small: 0.0}, "video")

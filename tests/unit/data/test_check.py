@@ -1,10 +1,11 @@
 import json
 import os
+import re
 
 import pytest
 
 from tests.video_files import SAMPLE, damage_frame, write_video
-from ttv_train.config import DatasetConfig
+from ttv_train.config import DatasetConfig, TrainingConfig
 from ttv_train.data.check import check_data, printable
 from ttv_train.errors import UserError
 
@@ -81,7 +82,7 @@ def test_a_dataset_that_gives_no_batch_is_an_error(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("Nothing.")
     assert check_data(config, as_json=True) == 1
     report = json.loads(capsys.readouterr().out)
-    assert (report["clips"], report["dropped"], report["buckets"]) == (0, 1, {})
+    assert (report["clips"], report["dropped"], report["buckets"]) == (0, 1, {"8x96x160": 0})
     assert check_data(config, as_json=False) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "1 files, 1 dropped, 0 clips"
 
@@ -98,3 +99,30 @@ def test_file_names_cannot_write_to_the_terminal(tmp_path, capsys):
     (tmp_path / "metadata.jsonl").write_text("{}\n")
     check_data(CONFIG.model_copy(update={"path": str(tmp_path)}), as_json=False)
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_an_empty_bucket_is_an_error(capsys):
+    assert check_data(CONFIG.model_copy(update={"buckets": ["8x96x160", "8x160x96"]}), as_json=False) == 1
+    assert "bucket 8x160x96: 0 clips; nothing would be trained on in it" in capsys.readouterr().out
+
+
+def test_the_page_shows_buckets_crops_and_what_is_dropped(tmp_path, capsys):
+    make_dataset(tmp_path)
+    (tmp_path / "<script>.mp4").touch()
+    page = tmp_path / "out/page.html"
+    config = CONFIG.model_copy(update={"path": str(tmp_path), "buckets": ["8x96x160", "4x64x64"]})
+    training = TrainingConfig(global_batch_size=4)
+    assert check_data(config, as_json=True, html=page, training=training) == 1
+    capsys.readouterr()
+    text = page.read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;.mp4" in text
+    assert text.count("data:image/jpeg;base64,") == 2
+    for name, reason in REASONS.items():
+        assert reason is None or name == "one.mp4" or f"<tr><td>{name}<td>{reason}</tr>" in text
+    rows = re.findall(r"<tr><td>(\d+x\d+x\d+)<td[^>]*>(\w+)(.*?)</tr>", text, re.DOTALL)
+    assert [(name, clips) for name, clips, _ in rows] == [("4x64x64", "none"), ("8x96x160", "2")]
+    # Clips of 96x64 pixels: 160x96 keeps nine tenths of their height.
+    numbers = [re.sub(r"\s", "", number) for number in re.findall(r'<td class="number">([^<]*)', rows[1][2])]
+    assert numbers == ["4", "1", "2", "0", "10%", "2"]
+    assert 'style="left: 0.00%; top: 5.00%; width:\n100.00%; height: 90.00%"' in text

@@ -369,3 +369,17 @@ def test_the_process_is_limited_and_knows_no_credentials(monkeypatch):
 def test_the_process_imports_no_torch():
     code = "import sys, ttv_train.data.decode_worker; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_process_is_replaced_every_so_many_files(monkeypatch):
+    monkeypatch.setattr("ttv_train.data.decode.FILES_PER_PROCESS", 2)
+    names = ["dog.mp4", "dog.mp4", "towers.mp4", "dog.mp4", "dog.mp4", "towers.mp4", "skyscraper.mp4"]
+    with ClipDecoder(DatasetConfig()) as decoder:
+        pids = []
+        for name in names:
+            decoder.probe(source_of(SAMPLE / name))
+            pids.append(decoder._process._process.pid)
+    # The first child serves dog and towers, the second dog and towers again, the third the skyscraper.
+    assert len(set(pids)) == 3
+    assert [pid == pids[0] for pid in pids] == [True] * 3 + [False] * 4
+    assert pids[3] == pids[4] == pids[5] != pids[6]

@@ -1,0 +1,219 @@
+"""The manifest of a dataset: a Parquet file with a row per usable clip, and a row per video or row that gives none.
+
+A later scan takes from it what it knows of files whose size, time of change and inode are the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ttv_train.config import DatasetConfig
+from ttv_train.data.cut import Clip
+from ttv_train.data.formats import VideoSource
+from ttv_train.data.probe import VideoInfo
+from ttv_train.data.quarantine import QuarantineRow
+from ttv_train.data.scan import ScannedVideo, Stamp
+from ttv_train.errors import UserError
+
+VERSION = 1
+ROWS_PER_GROUP = 20_000
+SETTINGS = ("decoder", "max_pixels", "max_video_seconds")
+"""What a verdict on a file depends on, besides the file."""
+SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("reason", pa.string()),
+        ("stage", pa.string()),
+        ("is_final", pa.bool_()),
+        ("caption", pa.string()),
+        ("bucket", pa.string()),
+        ("clip_index", pa.int32()),
+        ("is_last_clip", pa.bool_()),
+        ("start_seconds", pa.float64()),
+        ("sampled_fps", pa.float64()),
+        ("is_decoded", pa.bool_()),
+        ("container", pa.string()),
+        ("codec", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("rotation", pa.int32()),
+        ("num_frames", pa.int64()),
+        ("fps", pa.float64()),
+        ("duration", pa.float64()),
+        ("last_time", pa.string()),
+        ("time_base", pa.string()),
+        ("pts_digest", pa.string()),
+        ("sha256", pa.string()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("inode", pa.uint64()),
+        ("place", pa.string()),
+    ]
+)
+"""A row with a `reason` is no clip. In names, bytes that are not UTF-8 are escaped."""
+INFO_COLUMNS = ("container", "codec", "width", "height", "rotation", "num_frames", "pts_digest")
+
+
+class ManifestWriter:
+    """Writes a manifest in groups of rows; memory does not grow with their number."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, video: ScannedVideo, were_decoded: bool) -> None:
+        """The rows of a video: its clips, its bad clips, or the reason why it has none."""
+        shared: dict[str, Any] = {
+            "name": printable(video.source.name),
+            "caption": video.source.caption,
+            "sha256": video.sha256,
+        }
+        shared |= {"place": place(video.source), "is_final": video.is_final}
+        if video.stamp is not None:
+            shared |= {"size": video.stamp.size, "mtime_ns": video.stamp.mtime_ns, "inode": video.stamp.inode}
+        if video.info is not None:
+            shared |= {name: getattr(video.info, name) for name in INFO_COLUMNS}
+            shared |= {"last_time": str(video.info.last_time), "time_base": str(video.info.time_base)}
+            shared |= {"duration": float(video.info.last_time), "fps": video.info.frame_rate}
+        for clip in video.clips:
+            self._add(shared | clip_columns(clip) | {"is_decoded": were_decoded})
+        for clip, reason in video.bad_clips:
+            self._add(shared | clip_columns(clip) | {"reason": reason, "stage": "decode"})
+        if not video.clips and not video.bad_clips:
+            self._add(shared | {"reason": video.reason, "stage": "probe"})
+
+    def add_rejected(self, row: QuarantineRow) -> None:
+        """A row for what is no video."""
+        self._add({"name": printable(row.name), "reason": row.reason, "stage": row.stage})
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        if len(self._rows) == ROWS_PER_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what has been added."""
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
+            self._rows = []
+
+
+@contextmanager
+def write_manifest(path: Path, config: DatasetConfig) -> Iterator[ManifestWriter]:
+    """Writes a manifest; it replaces the one that is there at the end of the body, and only then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.tmp")
+    schema = SCHEMA.with_metadata({"ttv_train": json.dumps(settings_of(config))})
+    try:
+        with pq.ParquetWriter(partial, schema, compression="zstd") as parquet:
+            writer = ManifestWriter(parquet)
+            yield writer
+            writer.flush()
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+KEY_COLUMNS = ("name", "size", "mtime_ns", "inode", "place")
+"""By which a file is taken for the one that an earlier scan saw."""
+
+
+class KnownManifest:
+    """What the manifest of an earlier scan knows, looked up by file; about 200 bytes a row."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        batches = table.select(KEY_COLUMNS).to_batches(ROWS_PER_GROUP)
+        keys = (file_key(*row.values()) for batch in batches for row in batch.to_pylist())
+        self._keys = np.fromiter(keys, dtype=np.uint64, count=len(table))
+        self._order = np.argsort(self._keys, kind="stable")
+
+    @classmethod
+    def read(cls, path: Path, config: DatasetConfig) -> "KnownManifest | None":
+        """The manifest at `path`; None if there is none, or one of other settings.
+
+        Raises:
+            UserError: it is no manifest.
+        """
+        if not path.exists():
+            return None
+        try:
+            with pq.ParquetFile(path) as file:
+                settings = json.loads((file.schema_arrow.metadata or {}).get(b"ttv_train", b"null"))
+                if settings != settings_of(config):
+                    return None
+                return cls(file.read([name for name in SCHEMA.names if name != "caption"]))
+        except (pa.ArrowInvalid, ValueError, KeyError) as error:
+            raise UserError(f"{path} is no manifest of a dataset: {str(error)[:100]}; remove it") from None
+
+    def find(self, source: VideoSource, stamp: Stamp) -> ScannedVideo | None:
+        """See `scan.KnownVideos`."""
+        for row in self._rows(source, stamp):
+            if row["last_time"] is not None:
+                fields = {name: row[name] for name in INFO_COLUMNS}
+                fields |= {name: Fraction(row[name]) for name in ("last_time", "time_base")}
+                return ScannedVideo(source, stamp, VideoInfo(**fields), row["sha256"], None)
+            if row["is_final"]:
+                return ScannedVideo(source, stamp, None, "", row["reason"])
+        return None
+
+    def is_decoded(self, source: VideoSource, stamp: Stamp, clip: Clip) -> bool:
+        """See `scan.KnownVideos`."""
+        wanted = clip_columns(clip)
+        return any(
+            row["is_decoded"] and all(row[name] == value for name, value in wanted.items())
+            for row in self._rows(source, stamp)
+        )
+
+    def _rows(self, source: VideoSource, stamp: Stamp) -> Iterator[dict[str, Any]]:
+        parts = (printable(source.name), stamp.size, stamp.mtime_ns, stamp.inode, place(source))
+        key = np.uint64(file_key(*parts))
+        first = int(np.searchsorted(self._keys, key, sorter=self._order))
+        for position in range(first, len(self._order)):
+            number = int(self._order[position])
+            if self._keys[number] != key:
+                return
+            row = self._table.slice(number, 1).to_pylist()[0]
+            if tuple(row[name] for name in KEY_COLUMNS) == parts:
+                yield row
+
+
+def file_key(*parts: str | int | None) -> int:
+    """A 64-bit digest of what identifies an unchanged file."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def clip_columns(clip: Clip) -> dict[str, Any]:
+    """The columns that describe a clip."""
+    return {
+        "bucket": "x".join(map(str, clip.bucket)),
+        "clip_index": clip.index,
+        "is_last_clip": clip.is_last,
+        "start_seconds": clip.start_seconds,
+        "sampled_fps": clip.fps,
+    }
+
+
+def place(source: VideoSource) -> str:
+    """Where a video lies inside of its file; empty if it is the file."""
+    if source.cell is not None:
+        return f"{source.cell.column}:{source.cell.group}:{source.cell.row}"
+    return "" if source.span is None else f"{source.span[0]}+{source.span[1]}"
+
+
+def printable(name: str) -> str:
+    """A file name as text: bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def settings_of(config: DatasetConfig) -> dict[str, Any]:
+    """What has to be the same for a verdict to hold."""
+    return {"version": VERSION} | {name: getattr(config, name) for name in SETTINGS}
