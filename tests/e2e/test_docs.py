@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.conftest import REPOSITORY, environment
 
 FILE = re.compile(r"^`(?P<name>\w+\.py)`:\n\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -22,8 +20,7 @@ def save_files(page: str, folder: Path) -> list[str]:
     return list(files)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_family_that_is_added_is_the_same_on_several_ranks(ranks, tmp_path):
+def test_the_family_that_is_added_is_the_same_on_two_ranks(tmp_path):
     assert save_files("how-to/add-a-model-family.md", tmp_path) == ["mochi.py", "check_mochi.py"]
     done = subprocess.run(
         [
@@ -32,7 +29,7 @@ def test_the_family_that_is_added_is_the_same_on_several_ranks(ranks, tmp_path):
             "torch.distributed.run",
             "--standalone",
             "--nproc-per-node",
-            str(ranks),
+            "2",
             "check_mochi.py",
         ],
         cwd=tmp_path,
@@ -42,5 +39,5 @@ def test_the_family_that_is_added_is_the_same_on_several_ranks(ranks, tmp_path):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    for name in ("one process", f"ulysses on {ranks} ranks", f"ring on {ranks} ranks"):
+    for name in ("one process", "ulysses on 2 ranks", "ring on 2 ranks"):
         assert f"{name}: worst difference" in done.stdout
