@@ -73,7 +73,7 @@ def make_config(folder: Path, **sections: dict) -> RunConfig:
         "latents": {"path": str(folder / "latents"), "samples_per_shard": 3},
     }
     for name, section in sections.items():
-        data[name] = {**data[name], **section}
+        data[name] = {**data.get(name, {}), **section}
     return parse_config(data)
 
 

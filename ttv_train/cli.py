@@ -42,6 +42,12 @@ def build_parser() -> argparse.ArgumentParser:
     sample = with_config("sample", "Sample videos from a checkpoint.")
     sample.add_argument("--checkpoint", type=Path, help="checkpoint folder; default: the newest in output_dir")
     sample.add_argument("--prompt", action="append", help="a prompt; may be repeated; default: the dataset's captions")
+    sample.add_argument(
+        "--image",
+        action="append",
+        type=Path,
+        help="first frame of the video of each --prompt, for image-to-video models",
+    )
     sample.add_argument("--output", type=Path, help="folder of the videos; default: output_dir/samples/step-N")
     sample.add_argument("--no-ema", action="store_true", help="use the raw weights instead of their average")
     export = with_config("export", "Write a checkpoint as a diffusers folder.")
@@ -134,6 +140,7 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
             config,
             checkpoint=options.checkpoint,
             prompts=options.prompt,
+            images=options.image,
             use_ema=not options.no_ema,
             output=options.output,
         )

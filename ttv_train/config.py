@@ -177,6 +177,24 @@ class TransformersTextEncoderConfig(Section):
     """Type in which the encoder computes and embeddings are stored."""
 
 
+class FirstFrameConfig(Section):
+    """What image-to-video models are given besides the prompt: the first frame of each clip."""
+
+    enabled: bool = False
+    """Encode first frames along with the clips. They take as much room as the clips' latents."""
+    image_encoder_path: str | None = None
+    """Pipeline of diffusers whose image_encoder and image_processor embed the frame, for Wan 2.1; `null` for models
+    that take its latents only, as Wan 2.2 does."""
+    dtype: Dtype = "float32"
+    """Type in which the image encoder computes and its embeddings are stored."""
+
+    @model_validator(mode="after")
+    def _encoder_is_used(self) -> "FirstFrameConfig":
+        if self.image_encoder_path is not None and not self.enabled:
+            raise ValueError(f"image_encoder_path {self.image_encoder_path} needs enabled: true; or leave it out")
+        return self
+
+
 VaeConfig = Annotated[WaveletVaeConfig | DiffusersVaeConfig, Field(discriminator="kind")]
 TextEncoderConfig = Annotated[HashTextEncoderConfig | TransformersTextEncoderConfig, Field(discriminator="kind")]
 
@@ -477,6 +495,7 @@ class RunConfig(Section):
     dataset: DatasetConfig = DatasetConfig()
     vae: VaeConfig = WaveletVaeConfig(kind="wavelet")
     text_encoder: TextEncoderConfig = HashTextEncoderConfig(kind="hash")
+    first_frame: FirstFrameConfig = FirstFrameConfig()
     latents: LatentsConfig = LatentsConfig()
     storage: StorageConfig = StorageConfig()
     model: ModelConfig = ModelConfig()

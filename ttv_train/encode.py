@@ -119,7 +119,7 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary:
     if not config.latents.path:
         raise UserError("latents.path is not set; name the folder or URL that the encoded dataset goes to")
     store = open_store(config.latents.path, config.storage)
-    encoder = ClipEncoder(config.vae, config.text_encoder, device)
+    encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame)
     plan = on_main_rank(lambda: make_plan(config, store, encoder))
     mine = plan.pending[world_rank() :: world_size()]
     num_float32 = sum(on_all_ranks(lambda: encode_units(config, store, encoder, mine)))
@@ -143,7 +143,7 @@ def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
         key = clip_key(
             clip,
             decoder=config.dataset.decoder,
-            vae_fingerprint=encoder.vae.fingerprint,
+            vae_fingerprint=encoder.visual_fingerprint,
             text_encoder_fingerprint=encoder.text_encoder.fingerprint,
         )
         if key in wanted:
@@ -254,7 +254,9 @@ def make_sample(key: str, clip: Clip, encoded: EncodedClip) -> LatentSample:
         num_text_tokens=int(encoded.prompt_mask.sum()),
         start_seconds=clip.start_seconds,
     )
-    return LatentSample(entry, encoded.mean, encoded.logvar, encoded.prompt_embeds, encoded.prompt_mask)
+    return LatentSample(
+        entry, encoded.mean, encoded.logvar, encoded.prompt_embeds, encoded.prompt_mask, encoded.first_frame
+    )
 
 
 def commit(
@@ -295,11 +297,11 @@ def commit(
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         decode_version=DECODE_VERSION,
-        fingerprint=dataset_fingerprint(encoder.vae, encoder.text_encoder, config.dataset),
+        fingerprint=dataset_fingerprint(encoder.visual_fingerprint, encoder.text_encoder, config.dataset),
         normalization=encoder.vae.normalization,
         num_quarantined=len(rejected),
         null_prompt=plan.null_prompt or put_null_prompt(store, *encoder.encode_null_prompt()),
-        index=put_index(store, LatentIndex(encoder.vae.fingerprint, encoder.text_encoder.fingerprint, entries)),
+        index=put_index(store, LatentIndex(encoder.visual_fingerprint, encoder.text_encoder.fingerprint, entries)),
         shards=[shards[name] for name in sorted(used)],
     )
     put_manifest(store, manifest)

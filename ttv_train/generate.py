@@ -7,6 +7,7 @@ from torch import nn
 
 from ttv_train.config import SamplingConfig
 from ttv_train.diffusion.base import Bucket, Objective
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.diffusion.solvers import sample
 from ttv_train.encoders.vae.base import LatentNormalization, VideoVae
 from ttv_train.models.base import ModelFamily
@@ -35,6 +36,7 @@ def generate(
     device: torch.device,
     sequence: SequenceParallel,
     other_expert: OtherExpert | None = None,
+    first_frame: FirstFrame | None = None,
 ) -> torch.Tensor:
     """Videos of one bucket. All ranks over which the model is sharded call it together, equally often; the ranks of
     one sequence-parallel group pass the same arguments and get the same videos.
@@ -47,6 +49,7 @@ def generate(
         fps: frames per second.
         sample_keys: one per video; with `sampling.seed` it decides the noise.
         other_expert: takes over from `model` at the noise levels for which that is not trained.
+        first_frame: of each video, normalized, for image-to-video models.
 
     Returns:
         RGB uint8 (B, T, H, W, 3) on `device`.
@@ -68,6 +71,7 @@ def generate(
         sample_keys=sample_keys,
         sequence=sequence,
         other_expert=other_expert,
+        first_frame=None if first_frame is None else first_frame.to(device, prompt_embeds.dtype),
     )
     with torch.no_grad():
         return to_uint8(vae.decode(normalization.denormalize(latents)))
@@ -89,6 +93,7 @@ def generate_latents(
     sample_keys: Sequence[str],
     sequence: SequenceParallel,
     other_expert: OtherExpert | None = None,
+    first_frame: FirstFrame | None = None,
 ) -> torch.Tensor:
     """Normalized latents (B, C, t, h, w) float32; arguments as in `generate`, on the model's device.
 
@@ -111,6 +116,7 @@ def generate_latents(
             null_embeds, null_mask = own_null_embeds, prompt_mask
         prompt_embeds = torch.cat([null_embeds.to(dtype).expand_as(prompt_embeds), prompt_embeds])
         prompt_mask = torch.cat([null_mask.expand_as(prompt_mask), prompt_mask])
+        first_frame = None if first_frame is None else first_frame.twice()
     rates = torch.full((len(prompt_embeds),), fps, dtype=torch.float32, device=device)
 
     def denoise(latents: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
@@ -129,6 +135,7 @@ def generate_latents(
             height=bucket[1],
             width=bucket[2],
             guidance=scale,
+            first_frame=first_frame,
         ).float()
         if not guided:
             return prediction

@@ -3,23 +3,27 @@
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch import nn
 
 from ttv_train.checkpoint.layout import stored_step
 from ttv_train.checkpoint.load import latest_verified, load_weights
 from ttv_train.checkpoint.verify import refuse_damaged
-from ttv_train.config import RunConfig, SamplingConfig, parse_bucket
-from ttv_train.data.collate import pad_prompts
+from ttv_train.config import FirstFrameConfig, RunConfig, SamplingConfig, parse_bucket
+from ttv_train.data.collate import normalized_first_frames, pad_prompts
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.mixing import open_latents
 from ttv_train.data.shards import CorruptSampleError, LatentEntry
 from ttv_train.devices import get_backend
 from ttv_train.diffusion import build_objective
 from ttv_train.diffusion.base import Bucket, Objective
+from ttv_train.diffusion.first_frame import FirstFrame
+from ttv_train.encoders.first_frame import FirstFrameEncoder
 from ttv_train.encoders.text import build_text_encoder, max_text_tokens
 from ttv_train.encoders.vae import build_vae
 from ttv_train.encoders.vae.base import VideoVae
@@ -46,6 +50,7 @@ def run(
     *,
     checkpoint: Path | None = None,
     prompts: Sequence[str] | None = None,
+    images: Sequence[Path] | None = None,
     use_ema: bool = True,
     output: Path | None = None,
 ) -> list[Path]:
@@ -54,6 +59,8 @@ def run(
     Args:
         checkpoint: a checkpoint folder; by default the newest of the run that verifies.
         prompts: by default, captions of the encoded dataset.
+        images: first frames of the videos, one per prompt, for image-to-video models. They are cropped and scaled to
+            the first bucket; captions of the dataset come with those of their clips.
         use_ema: whether to use the average of the weights, where the checkpoint has one.
         output: folder of the videos and their prompts.json; by default `samples/step-N` of the run.
 
@@ -81,6 +88,8 @@ def run(
             null_prompt = store.null_prompt()
         else:
             requests, null_prompt = on_every_rank(lambda: encode_prompts(config, prompts, device))
+            if images is not None:
+                requests = on_every_rank(lambda: add_first_frames(requests, images, vae, config.first_frame, device))
         compute_dtype = getattr(torch, config.training.precision)
         model, sequence = build_model(
             config,
@@ -89,6 +98,9 @@ def run(
             text_hidden_size=null_prompt[0].shape[-1],
             compute_dtype=compute_dtype,
         )
+        family = FAMILIES[config.model.family]
+        if family.takes_first_frame(model) and any(request.first_frame is None for request in requests):
+            raise UserError("--prompt: an image-to-video model starts from images; give --image FILE for each prompt")
         load_weights(checkpoint, model, use_ema)
         other_expert = build_other_expert(
             config,
@@ -98,7 +110,6 @@ def run(
             text_hidden_size=null_prompt[0].shape[-1],
             compute_dtype=compute_dtype,
         )
-        family = FAMILIES[config.model.family]
         sampler = Sampler(
             model=model,
             family=family,
@@ -134,6 +145,8 @@ class Prompt:
     """File in the dataset folder whose caption this is."""
     clip_latents: torch.Tensor | None = None
     """That clip, (C, t, h, w), not normalized; it is decoded and kept beside the samples."""
+    first_frame: FirstFrame | None = None
+    """For image-to-video models; not normalized."""
 
 
 def stored_prompts(store: LatentDataset, entries: Sequence[LatentEntry]) -> list[Prompt]:
@@ -159,6 +172,7 @@ def stored_prompts(store: LatentDataset, entries: Sequence[LatentEntry]) -> list
                 fps=entry.fps,
                 source_name=entry.source_name,
                 clip_latents=stored.mean,
+                first_frame=stored.first_frame,
             )
         )
     return prompts
@@ -187,6 +201,49 @@ def encode_prompts(
         key = f"{text} #{list(prompts[:i]).count(text)}"
         requests.append(Prompt(text, key, (embeds[i], mask[i]), bucket, config.dataset.fps))
     return requests, (embeds[-1], mask[-1])
+
+
+def add_first_frames(
+    prompts: Sequence[Prompt],
+    images: Sequence[Path],
+    vae: VideoVae,
+    config: FirstFrameConfig,
+    device: torch.device,
+) -> list[Prompt]:
+    """The prompts with the images as first frames of their videos.
+
+    Raises:
+        UserError: not one image per prompt, an image that cannot be read, or `first_frame.enabled` is not set.
+    """
+    if len(images) != len(prompts):
+        raise UserError(f"--image is given {len(images)} times and --prompt {len(prompts)} times; give one image each")
+    if not config.enabled:
+        raise UserError("--image needs an image-to-video model, and first_frame.enabled is false; leave it out")
+    encoder = FirstFrameEncoder(config, device)
+    framed = []
+    for prompt, path in zip(prompts, images, strict=True):
+        num_frames, height, width = prompt.bucket
+        frame = read_image(path, height, width)
+        pixels = torch.zeros(1, 3, num_frames, height, width, device=device)
+        pixels[:, :, 0] = frame.to(device).permute(2, 0, 1).float() / 127.5 - 1
+        embeds = encoder.embed([frame])
+        first_frame = FirstFrame(vae.encode(pixels).mean[0], None if embeds is None else embeds[0])
+        framed.append(replace(prompt, first_frame=first_frame))
+    return framed
+
+
+def read_image(path: Path, height: int, width: int) -> torch.Tensor:
+    """An image file as RGB uint8 (H, W, 3), cropped around its middle and scaled to a size.
+
+    Raises:
+        UserError: there is no such image.
+    """
+    try:
+        with Image.open(path) as image:
+            fitted = ImageOps.fit(image.convert("RGB"), (width, height), Image.Resampling.BICUBIC)
+    except (OSError, Image.DecompressionBombError) as error:
+        raise UserError(f"--image {path}: cannot be read as an image: {error}; give a PNG or JPEG file") from error
+    return torch.from_numpy(np.asarray(fitted).copy())
 
 
 @dataclass
@@ -250,7 +307,14 @@ class Sampler:
             device=self.mesh.device,
             sequence=self.sequence,
             other_expert=self.other_expert,
+            first_frame=self._first_frame(prompt),
         )
+
+    def _first_frame(self, prompt: Prompt) -> FirstFrame | None:
+        """A batch of one, normalized; None for text-to-video models."""
+        if not self.family.takes_first_frame(self.model):
+            return None
+        return normalized_first_frames([prompt.first_frame], self.vae.normalization)
 
     def _write(self, prompt: Prompt, video: torch.Tensor, index: int, run_folder: Path, folder: Path) -> SampledVideo:
         folder.mkdir(parents=True, exist_ok=True)

@@ -74,6 +74,7 @@ def loss_sum(
         fps=batch.fps.to(device),
         height=batch.bucket[1],
         width=batch.bucket[2],
+        first_frame=None if batch.first_frame is None else batch.first_frame.to(device, compute_dtype),
     )
     error = (prediction.float() - objective.target(latents, noise, timesteps)).square()
     weight = objective.loss_weight(timesteps).view(-1, 1, 1, 1, 1)

@@ -179,6 +179,7 @@ class Trainer:
             caption_dropout=config.objective.caption_dropout,
             max_text_tokens=max_text_tokens(config.text_encoder),
             num_padding_frames=self._num_padding_frames,
+            uses_first_frame=self.family.takes_first_frame(self.model),
         )
         self.loader = LatentLoader(
             store=self.store,

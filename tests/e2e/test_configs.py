@@ -42,6 +42,8 @@ def test_a_train_config_takes_a_step(path, tmp_path):
     family = content.get("model", {}).get("family", "cogvideox")
     content |= {section: TINY_RUN[section] for section in WEIGHTS}
     content["model"] = {"family": family, "config": TINY[family]}
+    if content.get("first_frame", {}).pop("image_encoder_path", None):
+        content["model"]["config"] = {**TINY[family], "in_channels": 2 * TINY_RUN["vae"]["channels"] + 4}
     content["text_encoder"] = {**TINY_RUN["text_encoder"], "max_length": TEXT_LENGTH}
     content["dataset"]["buckets"] = TINY_RUN["dataset"]["buckets"]
     content["parallel"]["sequence"] = {"scheme": "none"}

@@ -9,7 +9,7 @@ from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_con
 from ttv_train import encode
 from ttv_train.data.shards import LatentStore
 from ttv_train.encode import EncodeSummary
-from ttv_train.encoders import encoder_fingerprint
+from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
 from ttv_train.encoders.clip_encoder import ClipEncoder
 from ttv_train.errors import UserError
 
@@ -61,6 +61,24 @@ def test_every_clip_becomes_a_sample_in_the_order_of_the_dataset(job, tmp_path):
         assert torch.equal(sample.prompt_embeds, alone.prompt_embeds)
         assert entry.latent_shape == tuple(sample.mean.shape)
         assert (entry.caption, entry.bucket, entry.num_text_tokens) == (clip.source.caption, clip.bucket, 2)
+
+
+def test_first_frames_are_stored_where_they_are_asked_for(job, tmp_path):
+    clips = [make_clip(number) for number in range(2)]
+    plain, framed = make_config(tmp_path), make_config(tmp_path, first_frame={"enabled": True})
+    job(plain, clips)
+    assert LatentStore.open(plain.latents.path).encoders != encoder_fingerprints(framed)
+    # They are part of what a clip is encoded to, so all clips are encoded again.
+    assert job(framed, clips).encoded == 2
+    store = LatentStore.open(framed.latents.path)
+    assert (store.fingerprint, store.encoders) == (encoder_fingerprint(framed), encoder_fingerprints(framed))
+    vae = ClipEncoder(framed.vae, framed.text_encoder, CPU).vae
+    for entry, clip in zip(store.entries, clips, strict=True):
+        sample = store.read(entry)
+        video = FakeDecoder(framed.dataset).decode(clip)[None].permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+        video[:, :, 1:] = 0
+        torch.testing.assert_close(sample.first_frame.latents, vae.encode(video).mean[0])
+        assert sample.first_frame.embeds is None
 
 
 def test_only_the_manifest_and_what_it_names_stay(job, tmp_path):

@@ -6,7 +6,9 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from tests.unit.models.tiny import TINY
 from ttv_train import sample
 from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config_file import parse_config
@@ -108,6 +110,59 @@ def test_without_an_intact_checkpoint_nothing_is_sampled(tmp_path):
     with pytest.raises(UserError, match=r"step-00000003 is refused: trainer\.json"):
         sample.run(config, checkpoint=checkpoint, prompts=["A dog"])
     assert not (tmp_path / "samples").exists()
+
+
+def image_to_video_config(folder):
+    config = run_config(folder).model_dump()
+    config["model"] = {
+        "family": "wan",
+        "config": {**TINY["wan"], "in_channels": 2 * 4 + 4},
+    }
+    config["objective"] = {"kind": "flow_matching"}
+    config["first_frame"] = {"enabled": True}
+    return parse_config(config)
+
+
+def test_videos_start_from_images(tmp_path):
+    config = image_to_video_config(tmp_path)
+    save(config, 3, average=1.0)
+    for name, shade in (("dark", 20), ("light", 230)):
+        Image.new("RGB", (70, 60), (shade, shade, shade)).save(tmp_path / f"{name}.png")
+    images = [tmp_path / "dark.png", tmp_path / "light.png"]
+    prompts = ["A dog", "A dog"]
+    dark, light = (frames(path) for path in sample.run(config, prompts=prompts, images=images))
+    swapped = sample.run(config, prompts=prompts, images=images[::-1], output=tmp_path / "swapped")
+    assert dark.shape == light.shape == (4, 48, 32, 3)
+    # The noise is that of the prompt; only the image is another one.
+    for one, other in zip((dark, light), map(frames, swapped), strict=True):
+        assert np.abs(one - other).max() > 0
+
+
+def test_image_to_video_models_need_an_image_for_each_prompt(tmp_path):
+    config = image_to_video_config(tmp_path)
+    save(config, 3)
+    (tmp_path / "text.png").write_text("not an image")
+    for images, message in (
+        (None, "give --image FILE for each prompt"),
+        ([tmp_path / "text.png"] * 2, "--image is given 2 times and --prompt 1 times"),
+        ([tmp_path / "text.png"], "cannot be read as an image"),
+        ([tmp_path / "missing.png"], "cannot be read as an image"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sample.run(config, prompts=["A dog"], images=images)
+    text_to_video = run_config(tmp_path)
+    with pytest.raises(UserError, match="--image needs an image-to-video model"):
+        sample.run(text_to_video, prompts=["A dog"], images=[tmp_path / "text.png"])
+
+
+def test_an_image_is_cropped_around_its_middle(tmp_path):
+    pixels = np.zeros((40, 100, 3), dtype=np.uint8)
+    pixels[:, 25:75] = 200
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    image = sample.read_image(tmp_path / "wide.png", 20, 20)
+    assert image.shape == (20, 20, 3)
+    assert image.dtype == torch.uint8
+    assert (image == 200).all()
 
 
 class FakeStore:

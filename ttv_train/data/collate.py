@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ttv_train.data.shards import LatentNormalization, LatentSample
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.parallel.rng import keyed_normal, keyed_uniform
 
 
@@ -32,6 +33,8 @@ class Batch:
     """(B, L, D)"""
     prompt_mask: torch.Tensor
     """(B, L) bool, True where there is a token."""
+    first_frame: FirstFrame | None = None
+    """For image-to-video models; normalized."""
 
     @property
     def num_frames(self) -> int:
@@ -52,6 +55,7 @@ class Collator:
             captions it shares a batch with.
         num_padding_frames: from the number of latent frames of a clip to how many copies of its first one are put in
             front, for families that patch several frames together.
+        uses_first_frame: whether the model takes first frames, which the samples then have.
     """
 
     seed: int
@@ -60,6 +64,7 @@ class Collator:
     caption_dropout: float
     max_text_tokens: int
     num_padding_frames: Callable[[int], int]
+    uses_first_frame: bool = False
 
     def __call__(self, samples: Sequence[LatentSample], step: int, slots: Sequence[int]) -> Batch:
         """Batches `samples`, which stand at `slots` of the global batch of optimizer step `step`."""
@@ -81,6 +86,7 @@ class Collator:
             uniform=torch.tensor(uniform, dtype=torch.float64),
             prompt_embeds=embeds,
             prompt_mask=mask,
+            first_frame=self._first_frames(samples) if self.uses_first_frame else None,
         )
 
     def _latents(self, sample: LatentSample, place: tuple[str, int, int]) -> torch.Tensor:
@@ -93,11 +99,25 @@ class Collator:
         copies = self.num_padding_frames(value.shape[1])
         return torch.cat([value[:, :1].expand(-1, copies, -1, -1), value], dim=1)
 
+    def _first_frames(self, samples: Sequence[LatentSample]) -> FirstFrame:
+        return normalized_first_frames([sample.first_frame for sample in samples], self.normalization)
+
     def _prompt(self, sample: LatentSample, place: tuple[str, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         if keyed_uniform(self.seed, "caption dropout", *place) >= self.caption_dropout:
             return sample.prompt_embeds, sample.prompt_mask
         embeds, mask = self.null_prompt
         return embeds, sample.prompt_mask if mask is None else mask
+
+
+def normalized_first_frames(
+    first_frames: Sequence[FirstFrame | None], normalization: LatentNormalization
+) -> FirstFrame:
+    """A float32 batch of stored first frames, as the diffusion model sees them."""
+    frames = [frame for frame in first_frames if frame is not None]
+    assert len(frames) == len(first_frames), "the config's fingerprint is that of a dataset with first frames"
+    latents = normalization.normalize(torch.stack([frame.latents.float() for frame in frames]))
+    embeds = [frame.embeds.float() for frame in frames if frame.embeds is not None]
+    return FirstFrame(latents, torch.stack(embeds) if embeds else None)
 
 
 def pad_prompts(prompts: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,8 @@ A shard holds, for every sample, `KEY.json` (what the sample is) and `KEY.safete
     logvar          (C, t, h, w)    of a variational VAE only
     prompt_embeds   (L, D)
     prompt_mask     (L,) bool       True where there is a token
+    first_frame     (C, t, h, w)    for image-to-video models only: see `FirstFrame`
+    first_frame_embeds  (N, D)
 
 The bytes of a shard depend on its samples alone. No container notices a flipped byte, so every sample is verified
 against the digest of the index when it is read.
@@ -33,6 +35,7 @@ from ttv_train.data.manifest import (
     read_manifest,
     read_object,
 )
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.encoders.vae.base import LatentNormalization
 from ttv_train.errors import UserError
 from ttv_train.storage import ByteRange, DamagedReadError, Store, StoreUnavailableError, open_store
@@ -65,6 +68,8 @@ class LatentSample:
     """(L, D)"""
     prompt_mask: torch.Tensor
     """(L,) bool"""
+    first_frame: FirstFrame | None = None
+    """Where it was encoded; its latents are not normalized."""
 
 
 SampleResult = LatentSample | CorruptSampleError
@@ -141,8 +146,16 @@ class LatentStore:
             return CorruptSampleError(entry.key, entry.shard, f"cannot be read: {result}")
         try:
             tensors = load(result)
+            first_frame = None
+            if "first_frame" in tensors:
+                first_frame = FirstFrame(tensors["first_frame"], tensors.get("first_frame_embeds"))
             return LatentSample(
-                entry, tensors["mean"], tensors.get("logvar"), tensors["prompt_embeds"], tensors["prompt_mask"]
+                entry,
+                tensors["mean"],
+                tensors.get("logvar"),
+                tensors["prompt_embeds"],
+                tensors["prompt_mask"],
+                first_frame,
             )
         except (SafetensorError, KeyError) as error:
             return CorruptSampleError(entry.key, entry.shard, f"not a sample: {error}")
@@ -198,6 +211,8 @@ def _pack(samples: Sequence[LatentSample]) -> tuple[bytes, dict[str, tuple[int, 
                 "logvar": sample.logvar,
                 "prompt_embeds": sample.prompt_embeds,
                 "prompt_mask": sample.prompt_mask,
+                "first_frame": None if sample.first_frame is None else sample.first_frame.latents,
+                "first_frame_embeds": None if sample.first_frame is None else sample.first_frame.embeds,
             }
             content = save({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None})
             places[key] = (tar.offset + tarfile.BLOCKSIZE, len(content))

@@ -6,6 +6,8 @@ import torch
 
 from ttv_train.config import RunConfig, parse_bucket
 from ttv_train.data.shards import LatentEntry, LatentSample, SampleResult
+from ttv_train.diffusion.first_frame import FirstFrame
+from ttv_train.encoders.first_frame import FirstFrameEncoder
 from ttv_train.encoders.text.base import TextEncoder
 from ttv_train.encoders.vae.base import VideoVae
 from ttv_train.parallel.rng import keyed_normal
@@ -22,6 +24,10 @@ class SyntheticStore:
         self.normalization = vae.normalization
         self._embeds = torch.zeros(text_encoder.max_length, text_encoder.hidden_size)
         self._mask = torch.ones(text_encoder.max_length, dtype=torch.bool)
+        self._first_frame = config.first_frame.enabled
+        self._embeds_shape: tuple[int, int] | None = None
+        if self._first_frame:
+            self._embeds_shape = FirstFrameEncoder(config.first_frame, torch.device("cpu")).embeds_shape
         self.entries = []
         for bucket in map(parse_bucket, config.dataset.buckets):
             for number in range(config.training.global_batch_size + 1):
@@ -48,7 +54,11 @@ class SyntheticStore:
     def read(self, entry: LatentEntry) -> LatentSample:
         """Unit-scale noise in place of latents, keyed by the entry."""
         latents = keyed_normal(entry.latent_shape, "synthetic", entry.key)
-        return LatentSample(entry, latents, None, self._embeds, self._mask)
+        first_frame = None
+        if self._first_frame:
+            embeds = None if self._embeds_shape is None else torch.zeros(self._embeds_shape)
+            first_frame = FirstFrame(latents, embeds)
+        return LatentSample(entry, latents, None, self._embeds, self._mask, first_frame)
 
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """`read`, of several."""

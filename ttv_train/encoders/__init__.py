@@ -2,12 +2,13 @@
 
 import torch
 
-from ttv_train.config import DatasetConfig, RunConfig
+from ttv_train.config import DatasetConfig, FirstFrameConfig, RunConfig
 from ttv_train.encoders.fingerprint import fingerprint
+from ttv_train.encoders.first_frame import FirstFrameEncoder
 from ttv_train.encoders.text import TextEncoder, build_text_encoder
 from ttv_train.encoders.vae import VideoVae, build_vae
 
-__all__ = ["dataset_fingerprint", "encoder_fingerprint", "encoder_fingerprints"]
+__all__ = ["dataset_fingerprint", "encoder_fingerprint", "encoder_fingerprints", "visual_fingerprint"]
 
 
 def encoder_fingerprint(config: RunConfig) -> str:
@@ -21,20 +22,30 @@ def encoder_fingerprint(config: RunConfig) -> str:
     """
     cpu = torch.device("cpu")
     vae, text_encoder = build_vae(config.vae, cpu), build_text_encoder(config.text_encoder, cpu)
-    return dataset_fingerprint(vae, text_encoder, config.dataset)
+    return dataset_fingerprint(visual_fingerprint(vae, config.first_frame), text_encoder, config.dataset)
 
 
 def encoder_fingerprints(config: RunConfig) -> tuple[str, str]:
-    """Digests of the VAE and of the text encoder, whatever dataset they encode. Raises as `encoder_fingerprint`."""
+    """Digests of what encodes frames and of the text encoder, whatever dataset they encode. Raises as
+    `encoder_fingerprint`."""
     cpu = torch.device("cpu")
-    return build_vae(config.vae, cpu).fingerprint, build_text_encoder(config.text_encoder, cpu).fingerprint
+    visual = visual_fingerprint(build_vae(config.vae, cpu), config.first_frame)
+    return visual, build_text_encoder(config.text_encoder, cpu).fingerprint
 
 
-def dataset_fingerprint(vae: VideoVae, text_encoder: TextEncoder, dataset: DatasetConfig) -> str:
-    """`encoder_fingerprint` of encoders that are built already."""
+def visual_fingerprint(vae: VideoVae, first_frame: FirstFrameConfig) -> str:
+    """Digest of everything that decides what the frames of a given clip are encoded to."""
+    if not first_frame.enabled:
+        return vae.fingerprint
+    encoder = FirstFrameEncoder(first_frame, torch.device("cpu"))
+    return fingerprint({"vae": vae.fingerprint, "first_frame": encoder.fingerprint})
+
+
+def dataset_fingerprint(visual: str, text_encoder: TextEncoder, dataset: DatasetConfig) -> str:
+    """`encoder_fingerprint` of encoders that are built already, `visual` by `visual_fingerprint`."""
     return fingerprint(
         {
-            "vae": vae.fingerprint,
+            "vae": visual,
             "text_encoder": text_encoder.fingerprint,
             "fps": dataset.fps,
             "buckets": sorted(set(dataset.buckets)),

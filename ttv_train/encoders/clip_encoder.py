@@ -6,7 +6,10 @@ from functools import cached_property
 
 import torch
 
-from ttv_train.config import TextEncoderConfig, VaeConfig
+from ttv_train.config import FirstFrameConfig, TextEncoderConfig, VaeConfig
+from ttv_train.diffusion.first_frame import FirstFrame
+from ttv_train.encoders import visual_fingerprint
+from ttv_train.encoders.first_frame import FirstFrameEncoder, first_frame_alone
 from ttv_train.encoders.text import TextEncoder, build_text_encoder
 from ttv_train.encoders.vae import LatentDistribution, VideoVae, build_vae
 
@@ -23,6 +26,8 @@ class EncodedClip:
     """(L, D)"""
     prompt_mask: torch.Tensor
     """(L,) bool"""
+    first_frame: FirstFrame | None
+    """For image-to-video models; its latents are not normalized."""
 
 
 class NonFiniteError(Exception):
@@ -36,14 +41,29 @@ class ClipEncoder:
     encoder's dtype if it fits there.
     """
 
-    def __init__(self, vae: VaeConfig, text_encoder: TextEncoderConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        vae: VaeConfig,
+        text_encoder: TextEncoderConfig,
+        device: torch.device,
+        first_frame: FirstFrameConfig | None = None,
+    ) -> None:
         self.vae: VideoVae = build_vae(vae, device)
         self.text_encoder: TextEncoder = build_text_encoder(text_encoder, device)
+        self._first_frame_config = first_frame or FirstFrameConfig()
+        self._first_frame_encoder: FirstFrameEncoder | None = None
+        if self._first_frame_config.enabled:
+            self._first_frame_encoder = FirstFrameEncoder(self._first_frame_config, device)
         self.num_float32 = 0
         """Clips that were encoded again in float32 so far."""
         self._vae_config = vae
         self._text_encoder_config = text_encoder
         self._device = device
+
+    @cached_property
+    def visual_fingerprint(self) -> str:
+        """Digest of everything that decides what the frames of a given clip are encoded to."""
+        return visual_fingerprint(self.vae, self._first_frame_config)
 
     def encode(self, videos: Sequence[torch.Tensor], captions: Sequence[str]) -> list[EncodedClip | NonFiniteError]:
         """Encodes clips of one bucket, uint8 (T, H, W, 3) each, and their captions.
@@ -53,6 +73,7 @@ class ClipEncoder:
         """
         pixels = torch.stack(list(videos)).to(self._device).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
         latents = self.vae.encode(pixels)
+        first_frames = self._encode_first_frames(pixels, videos)
         distinct = list(dict.fromkeys(captions))
         prompts = dict(zip(distinct, zip(*self.text_encoder.encode(distinct), strict=True), strict=True))
         encoded: list[EncodedClip | NonFiniteError] = []
@@ -60,16 +81,37 @@ class ClipEncoder:
             try:
                 mean, logvar = self._finite_latents(pixels[row : row + 1], _row(latents, row))
                 embeds, mask = self._finite_prompt(caption, *prompts[caption])
+                first_frame = first_frames[row]
+                if isinstance(first_frame, NonFiniteError):
+                    raise first_frame
             except NonFiniteError as error:
                 encoded.append(error)
                 continue
-            encoded.append(EncodedClip(mean[0].cpu(), None if logvar is None else logvar[0].cpu(), embeds, mask))
+            logvar = None if logvar is None else logvar[0].cpu()
+            encoded.append(EncodedClip(mean[0].cpu(), logvar, embeds, mask, first_frame))
         return encoded
 
     def encode_null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt, on the CPU."""
         embeds, mask = self.text_encoder.encode([""])
         return self._finite_prompt("", embeds[0], mask[0])
+
+    def _encode_first_frames(
+        self, pixels: torch.Tensor, videos: Sequence[torch.Tensor]
+    ) -> Sequence[FirstFrame | NonFiniteError | None]:
+        if self._first_frame_encoder is None:
+            return [None] * len(videos)
+        alone = first_frame_alone(pixels)
+        latents = self.vae.encode(alone)
+        embeds = self._first_frame_encoder.embed([video[0] for video in videos])
+        first_frames: list[FirstFrame | NonFiniteError | None] = []
+        for row in range(len(videos)):
+            try:
+                mean, _ = self._finite_latents(alone[row : row + 1], _row(latents, row))
+                first_frames.append(FirstFrame(mean[0].cpu(), None if embeds is None else embeds[row].cpu()))
+            except NonFiniteError as error:
+                first_frames.append(error)
+        return first_frames
 
     def _finite_latents(self, pixels: torch.Tensor, latents: LatentDistribution) -> LatentDistribution:
         if not _is_finite(*latents):

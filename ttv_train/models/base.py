@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ttv_train.config import ModelConfig
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
 from ttv_train.models.diffusers_model import model_config
@@ -65,6 +66,14 @@ class ModelFamily(ABC):
 
     def embeds_guidance(self, model: nn.Module) -> bool:
         """Whether the guidance scale is an input of the model, so that sampling needs no pass without the prompt."""
+        return False
+
+    def takes_first_frame(self, model: nn.Module) -> bool:
+        """Whether this is an image-to-video model, which is given the first frame of each clip."""
+        return False
+
+    def takes_image_embeds(self, model: nn.Module) -> bool:
+        """Whether it is also given the frame as an image encoder sees it."""
         return False
 
     def null_prompt(self, model: nn.Module) -> torch.Tensor | None:
@@ -124,6 +133,7 @@ class ModelFamily(ABC):
         height: int,
         width: int,
         guidance: float = 1.0,
+        first_frame: FirstFrame | None = None,
     ) -> torch.Tensor:
         """One forward pass.
 
@@ -135,6 +145,7 @@ class ModelFamily(ABC):
             fps: (B,) frames per second of the clips.
             height, width: of the clips, in pixels.
             guidance: scale for models that take it as an input; see `embeds_guidance`.
+            first_frame: of each clip, normalized, for models that take it; see `takes_first_frame`.
 
         Returns:
             (B, C, t, h, w): the objective's target as the model predicts it, with values at the video tokens that this

@@ -37,6 +37,16 @@ def build_model(
         )
     torch.manual_seed(config.seed)
     model = family.build(config.model, latent_channels=latent_channels, text_hidden_size=text_hidden_size)
+    if family.takes_first_frame(model) and not config.first_frame.enabled:
+        raise UserError(
+            "model: it is an image-to-video model, but first_frame.enabled is false; set it to true and run `ttv-train "
+            "encode` again"
+        )
+    if family.takes_image_embeds(model) and config.first_frame.image_encoder_path is None:
+        raise UserError(
+            "model: it takes image embeddings, but first_frame.image_encoder_path is not set; set it to the model's "
+            "pipeline and run `ttv-train encode` again"
+        )
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         raise UserError(
             "model: dropout draws random numbers that no key decides, so the loss would depend on the number of ranks; "

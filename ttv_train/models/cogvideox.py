@@ -14,6 +14,7 @@ from diffusers.pipelines.cogvideo.pipeline_cogvideox import get_resize_crop_regi
 from torch import nn
 
 from ttv_train.config import ModelConfig
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
 from ttv_train.models.base import LatentShape, ModelFamily, check_channels
@@ -158,6 +159,7 @@ class CogVideoX(ModelFamily):
         height: int,
         width: int,
         guidance: float = 1.0,
+        first_frame: FirstFrame | None = None,
     ) -> torch.Tensor:
         settings = model_config(model)
         latent_shape = tuple(noisy_latents.shape[1:])

@@ -13,6 +13,7 @@ from diffusers.models.attention_processor import Attention
 from torch import nn
 
 from ttv_train.config import ModelConfig
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
 from ttv_train.models.base import LatentShape, ModelFamily, check_divisible
@@ -147,6 +148,7 @@ class HunyuanVideo(ModelFamily):
         height: int,
         width: int,
         guidance: float = 1.0,
+        first_frame: FirstFrame | None = None,
     ) -> torch.Tensor:
         """As in `ModelFamily`, with the pooled embedding in the first row of `prompt_embeds`."""
         self.check_latents(model, tuple(noisy_latents.shape[1:]))

@@ -16,6 +16,7 @@ from torch import nn
 
 from ttv_train.config import ModelConfig
 from ttv_train.diffusion.base import Bucket
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.diffusion.flow_matching import FlowSchedule
 from ttv_train.errors import UserError
 from ttv_train.models.base import LatentShape, ModelFamily, check_channels
@@ -113,6 +114,7 @@ class STDiT3Family(ModelFamily):
         height: int,
         width: int,
         guidance: float = 1.0,
+        first_frame: FirstFrame | None = None,
     ) -> torch.Tensor:
         self.check_latents(model, tuple(noisy_latents.shape[1:]))
         out = model(

@@ -62,8 +62,7 @@ def test_sampling_equals_the_pipeline(height, width, shift):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"image_dim": 8}, "image-to-video"),
-        ({"in_channels": 36}, "in_channels is 36, but the encoders give 4"),
+        ({"in_channels": 36}, "in_channels is 36, but latents of this vae make it 4 for text to video or 12"),
         ({"attention_head_dim": 7}, "cannot be built: assert dim % 2 == 0"),
         ({"num_layer": 1}, "did you mean num_layers"),
     ],
