@@ -1,6 +1,7 @@
 """S3 and services that speak it, through s3fs; Alluxio's S3 API with its addresses filled in.
 
-``alluxio+s3://host:39999/bucket/path`` is the proxy of Alluxio 2.9 (under ``/api/v1/s3``), any other port the S3 API of
+``alluxio+s3://host:39999/bucket/path`` is the proxy of Alluxio 2.9, whose API lies under ``/api/v1/s3``; a proxy on
+another port is given with that path: ``alluxio+s3://host:8080/api/v1/s3/bucket/path``. Any other port is the S3 API of
 a worker of 3.x (29998). Alluxio takes the user's name for the access key and checks no secret; where a deployment does,
 `storage.profiles` names the AWS profile that holds them.
 """
@@ -9,12 +10,9 @@ import getpass
 from typing import Any
 from urllib.parse import urlsplit
 
-import urllib3
-
 from ttv_train.config import StorageConfig
 from ttv_train.errors import UserError
 from ttv_train.storage.base import Door
-from ttv_train.storage.failures import as_os_error
 from ttv_train.storage.fsspec_store import FsspecStore
 from ttv_train.storage.http_client import get_bytes, make_pool
 
@@ -37,10 +35,11 @@ def open_alluxio_s3(url: str, config: StorageConfig, profile: str | None) -> Doo
         UserError: host, port or bucket is missing.
     """
     parts = urlsplit(url)
-    root = parts.path.strip("/")
+    is_proxy = parts.port == PROXY_PORT or parts.path.startswith(PROXY_PATH + "/")
+    root = parts.path.removeprefix(PROXY_PATH).strip("/")
     if not parts.hostname or not parts.port or not root:
         raise UserError(f"{url!r} is not alluxio+s3://HOST:PORT/BUCKET/PATH; the port is 39999 (2.9) or 29998 (3.x)")
-    endpoint = f"http://{parts.hostname}:{parts.port}{PROXY_PATH if parts.port == PROXY_PORT else ''}"
+    endpoint = f"http://{parts.hostname}:{parts.port}{PROXY_PATH if is_proxy else ''}"
     keys = {} if profile else {"key": getpass.getuser(), "secret": "none"}
     filesystem = _filesystem(config, profile=profile, endpoint_url=endpoint, **keys)
     return AlluxioS3Store(url, filesystem, root, endpoint, config.timeout_seconds, signs=profile is not None)
@@ -86,18 +85,6 @@ class AlluxioS3Store(FsspecStore):
             # The proxy of 2.9 refuses to delete several objects in one request.
             for path in self._filesystem.find(self._path(name)):
                 self._filesystem.rm_file(path)
-
-    def cached_fraction(self, name: str) -> float | None:
-        """See `Store.cached_fraction`: the proxy of 2.9 knows."""
-        if not self._endpoint.endswith(PROXY_PATH):
-            return None
-        base = self._endpoint.removesuffix(PROXY_PATH)
-        url = f"{base}/api/v1/paths//{self._path(name)}/get-status"
-        try:
-            response = self._pool.request("POST", url, headers=self._headers)
-            return float(response.json()["inAlluxioPercentage"]) / 100 if response.status == 200 else None
-        except (urllib3.exceptions.HTTPError, ValueError, KeyError) as error:
-            raise as_os_error(error) from None
 
 
 def _filesystem(config: StorageConfig, profile: str | None, **options: Any) -> Any:
