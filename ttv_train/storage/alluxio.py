@@ -24,7 +24,7 @@ from ttv_train.storage.base import Door, check_object_name
 from ttv_train.storage.breaker import CircuitBreaker
 from ttv_train.storage.counters import counters
 from ttv_train.storage.failures import DamagedReadError, HttpStatusError, kind_of
-from ttv_train.storage.http_client import get_bytes, make_pool
+from ttv_train.storage.http_client import HttpClient
 
 DEFAULT_PORT = 28080
 WORKERS_PER_PAGE = 3
@@ -66,7 +66,7 @@ class AlluxioStore:
         self.url, self.under_store = url, under_store
         self._page_bytes, self._load_timeout_seconds, self._clock = page_bytes, load_timeout_seconds, clock
         self._hosts = _parse_hosts(url)
-        self._pool = make_pool(timeout_seconds)
+        self._client = HttpClient(timeout_seconds)
         self._lock = threading.Lock()
         self._workers: list[Worker] = []
         self._look_up_at = 0.0
@@ -160,7 +160,7 @@ class AlluxioStore:
         for worker in self._ring(f"{file_id}/{number}")[:WORKERS_PER_PAGE]:
             url = f"{_base(worker)}/v1/file/{file_id}/page/{number}?offset={start}&length={length}"
             try:
-                content = get_bytes(self._pool, url, 0, None)
+                content = self._client.get(url)
                 if len(content) != length:
                     kind = "short" if len(content) < length else "long"
                     raise DamagedReadError(kind, f"{len(content)} bytes of {length} came of page {number}")
@@ -205,7 +205,7 @@ class AlluxioStore:
         failure: OSError = ConnectionError(f"{self.url} has no worker")
         for worker in self._ring(request):
             try:
-                return get_bytes(self._pool, _base(worker) + request, 0, None)
+                return self._client.get(_base(worker) + request)
             except OSError as error:
                 failure = error
         raise failure

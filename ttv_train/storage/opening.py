@@ -81,7 +81,7 @@ def open_door(url: str, config: StorageConfig) -> Door:
     if protocol == "alluxio+s3":
         return open_alluxio_s3(url, config, profile)
     if protocol == "s3":
-        return open_s3(url, config, profile)
+        return _watched(open_s3(url, config, profile), config)
     if protocol in ("http", "https") and urlsplit(url).hostname not in config.http_hosts:
         raise UserError(f"{url}: {urlsplit(url).hostname} is not among storage.http_hosts; add it if you trust it")
     try:
@@ -89,11 +89,15 @@ def open_door(url: str, config: StorageConfig) -> Door:
     except (ValueError, ImportError) as error:
         raise UserError(f"cannot open {url!r}: {error}; give a local folder or a URL that fsspec can open") from None
     if not isinstance(filesystem, LocalFileSystem):
-        return FsspecStore(url, filesystem, root)
+        return _watched(FsspecStore(url, filesystem, root), config)
     folder = Path(root)
     if not is_alluxio_mount(folder):
         return PosixStore(url, folder)
-    return WatchedDoor(PosixStore(url, folder, tier="alluxio"), config.timeout_seconds, config.max_abandoned_reads)
+    return _watched(PosixStore(url, folder, tier="alluxio"), config)
+
+
+def _watched(door: Door, config: StorageConfig) -> Door:
+    return WatchedDoor(door, config.timeout_seconds, config.max_abandoned_reads)
 
 
 def _with_layers(door: Door, config: StorageConfig, *, fail_fast: bool) -> Store:

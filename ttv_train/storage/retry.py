@@ -19,8 +19,8 @@ from ttv_train.storage.ranges import ByteRange
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
-DAMAGED_ATTEMPTS = 2
-"""A connection may garble bytes once; an old or cut-off object stays as it is."""
+DAMAGED_ATTEMPTS = 4
+"""A connection may garble bytes; an old or cut-off object stays as it is, and is not asked for until the deadline."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from ttv_train.config import StorageConfig
 from ttv_train.errors import UserError
 from ttv_train.storage.base import Door
 from ttv_train.storage.fsspec_store import FsspecStore
-from ttv_train.storage.http_client import get_bytes, make_pool
+from ttv_train.storage.http_client import HttpClient
 
 PROXY_PORT = 39999
 PROXY_PATH = "/api/v1/s3"
@@ -54,7 +54,7 @@ class AlluxioS3Store(FsspecStore):
     ) -> None:
         super().__init__(url, filesystem, root, tier="alluxio")
         self._endpoint, self._signs = endpoint, signs
-        self._pool = make_pool(timeout_seconds)
+        self._client = HttpClient(timeout_seconds)
         self._headers = {
             "Authorization": f"AWS4-HMAC-SHA256 Credential={getpass.getuser()}/20200101/us-east-1/s3/aws4_request, "
             "SignedHeaders=host, Signature=none"
@@ -67,7 +67,7 @@ class AlluxioS3Store(FsspecStore):
         if length == 0:
             return b""
         url = f"{self._endpoint}/{self._path(name)}"
-        return get_bytes(self._pool, url, offset, length, self._headers)
+        return self._client.get(url, offset, length, self._headers)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See `Store.put_if_absent`. Alluxio does not know ``If-None-Match``: between two writers that look at the same

@@ -1,4 +1,5 @@
-"""A read inside a FUSE mount may hang until its server is back, and cannot be interrupted: it is left behind."""
+"""A read inside a FUSE mount may hang until its server is back, and cannot be interrupted: it is left behind. So are
+reads of client libraries whose time limits start again with every byte that arrives."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ from ttv_train.storage.failures import (
     kind_of,
 )
 from ttv_train.storage.integrity import VerifiedReads
-from ttv_train.storage.retry import RetriedReads
+from ttv_train.storage.retry import DAMAGED_ATTEMPTS, RetriedReads
 
 
 class Clock:
@@ -86,12 +86,14 @@ def test_what_will_not_change_is_not_tried_again(error):
     assert len(door.reads) == 1
 
 
-def test_garbled_bytes_are_read_once_more():
-    door = ScriptedDoor(faults=[bytes.upper, lambda content: content[::-1], bytes])
-    with pytest.raises(DamagedReadError):
-        retried(door, Clock()).read_range(part(97, 8))
-    assert len(door.reads) == 2
+def test_garbled_bytes_are_read_again_and_stale_ones_given_up():
+    door = ScriptedDoor(faults=[bytes.upper, lambda content: content[::-1]])
     assert retried(door, Clock()).read_range(part(97, 8)) == CONTENT[97:105]
+    door.faults = [bytes.upper] * 1000
+    clock = Clock()
+    with pytest.raises(DamagedReadError):
+        retried(door, clock).read_range(part(97, 8))
+    assert (len(door.reads), clock.now < 2) == (3 + DAMAGED_ATTEMPTS, True)
 
 
 def test_an_open_circuit_fails_at_once_where_there_is_a_fallback():
