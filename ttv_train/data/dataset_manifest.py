@@ -127,7 +127,7 @@ KEY_COLUMNS = ("name", "size", "mtime_ns", "inode", "place")
 
 
 class KnownManifest:
-    """What the manifest of an earlier scan knows, looked up by file; about 200 bytes a row."""
+    """What the manifest of an earlier scan knows, looked up by file; about 400 bytes a row."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table

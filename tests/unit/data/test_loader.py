@@ -1,4 +1,5 @@
 import threading
+import time
 from itertools import chain
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.latent_samples import MemoryDataset, make_entry
 from tests.unit.data.test_collate import make_collator
+from ttv_train.data import read_ahead
 from ttv_train.data.loader import LatentLoader
 from ttv_train.data.order import DataOrder
 from ttv_train.errors import UserError
@@ -81,40 +83,55 @@ def test_closing_early_ends_the_thread():
     assert len(dataset.reads) < 100
 
 
+class UnevenDataset(MemoryDataset):
+    """Every third batch is ready later than those after it."""
+
+    def read_many(self, entries):
+        self.asked = getattr(self, "asked", 0) + 1
+        time.sleep(0.003 * (self.asked % 3 == 1))
+        return super().read_many(entries)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     counts=st.tuples(st.integers(1, 9), st.integers(0, 9)),
     ranks=st.integers(1, 4),
     ranks_after=st.integers(1, 4),
     micro_batch_sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    readers=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4])),
     data=st.data(),
 )
-def test_a_run_resumed_on_another_layout_shows_an_epoch_once(counts, ranks, ranks_after, micro_batch_sizes, data):
-    """Union over ranks, for a global batch that 1 to 4 ranks can share, stopped at any step."""
+def test_a_run_resumed_on_another_layout_shows_an_epoch_once(
+    counts, ranks, ranks_after, micro_batch_sizes, readers, data
+):
+    """Union over ranks, for a global batch that 1 to 4 ranks can share, stopped at any step, on 1 to 4 reading threads
+    of which some take longer than others."""
     entries = [make_entry(i) for i in range(12 * counts[0])]
     entries += [make_entry(100 + i, bucket=(8, 32, 48)) for i in range(12 * counts[1])]
 
-    def run(degree, micro_batch_size, start, stop):
-        by_rank = [
-            keys(
-                make_loader(
-                    MemoryDataset(entries),
-                    rank=rank,
-                    degree=degree,
-                    micro_batch_size=micro_batch_size,
-                    global_batch_size=12,
-                ),
-                start,
-                stop,
-            )
-            for rank in range(degree)
-        ]
+    def run(degree, micro_batch_size, num_readers, start, stop):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(read_ahead, "MAX_STEPS_IN_FLIGHT", num_readers)
+            by_rank = [
+                keys(
+                    make_loader(
+                        UnevenDataset(entries),
+                        rank=rank,
+                        degree=degree,
+                        micro_batch_size=micro_batch_size,
+                        global_batch_size=12,
+                    ),
+                    start,
+                    stop,
+                )
+                for rank in range(degree)
+            ]
         assert len({len(part) for steps in zip(*by_rank, strict=True) for part in steps}) <= 1
         return [list(chain(*parts)) for parts in zip(*by_rank, strict=True)]
 
     steps = sum(counts)
     stopped = data.draw(st.integers(0, steps))
-    before = run(ranks, micro_batch_sizes[0], 0, stopped)
-    after = run(ranks_after, micro_batch_sizes[1], stopped, steps)
+    before = run(ranks, micro_batch_sizes[0], readers[0], 0, stopped)
+    after = run(ranks_after, micro_batch_sizes[1], readers[1], stopped, steps)
     assert sorted(chain(*before, *after)) == sorted(entry.key for entry in entries)
-    assert before + after == run(1, 12, 0, steps)
+    assert before + after == run(1, 12, 1, 0, steps)
