@@ -80,6 +80,9 @@ class DatasetConfig(Section):
     keep_probability: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
     """Part of the videos that a bucket takes, such as {49x480x720: 0.5}; the others go to the next smaller bucket of
     their aspect ratio, or are dropped where there is none."""
+    split: Literal["length", "shots"] = "length"
+    """Where videos are cut: `length` takes clips from the start on, one after another; `shots` takes them from within
+    shots, found by PySceneDetect (extra `shots`), so that no clip holds a cut."""
     max_clips_per_video: int = Field(1, ge=1)
     """Consecutive, non-overlapping clips cut from one video, at most."""
     decoder: Literal["pyav", "torchcodec", "decord", "auto"] = "pyav"

@@ -108,6 +108,8 @@ def report_of(video: ScannedVideo) -> FileReport:
     if reason is None and video.bad_clips:
         clip, problem = video.bad_clips[0]
         reason = f"clip {clip.index}: {problem}" if clip.index else problem
+    if reason is None and video.dropped_shots:
+        reason = "; ".join(video.dropped_shots)
     bucket = "x".join(map(str, video.clips[0].bucket)) if video.clips else None
     frames = sum(clip.bucket[0] for clip in video.clips)
     return FileReport(video.source.name, bucket, frames, len(video.clips), reason)

@@ -50,8 +50,8 @@ def list_clips(
                 writer.add_rejected(row)
         for video in scan(sources, config, known=known, num_workers=num_workers):
             clips += video.clips
-            if video.reason is not None:
-                quarantined.append(QuarantineRow(video.source.name, video.reason, "probe"))
+            reasons = video.dropped_shots if video.reason is None else [video.reason]
+            quarantined += [QuarantineRow(video.source.name, reason, "probe") for reason in reasons]
             if writer is not None:
                 writer.add(video, were_decoded=False)
     return clips, quarantined

@@ -21,6 +21,7 @@ from ttv_train.data.formats import VideoSource
 from ttv_train.data.probe import VideoInfo
 from ttv_train.data.quarantine import QuarantineRow
 from ttv_train.data.scan import ScannedVideo, Stamp
+from ttv_train.data.shots import Shot
 from ttv_train.errors import UserError
 
 VERSION = 1
@@ -51,6 +52,7 @@ SCHEMA = pa.schema(
         ("last_time", pa.string()),
         ("time_base", pa.string()),
         ("pts_digest", pa.string()),
+        ("shots", pa.list_(pa.float64())),
         ("sha256", pa.string()),
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
@@ -83,6 +85,10 @@ class ManifestWriter:
             shared |= {name: getattr(video.info, name) for name in INFO_COLUMNS}
             shared |= {"last_time": str(video.info.last_time), "time_base": str(video.info.time_base)}
             shared |= {"duration": float(video.info.last_time), "fps": video.info.frame_rate}
+        if video.shots is not None:
+            shared |= {"shots": [time for shot in video.shots for time in shot]}
+        for reason in video.dropped_shots:
+            self._add(shared | {"reason": reason, "stage": "probe"})
         for clip in video.clips:
             self._add(shared | clip_columns(clip) | {"is_decoded": were_decoded})
         for clip, reason in video.bad_clips:
@@ -160,7 +166,9 @@ class KnownManifest:
             if row["last_time"] is not None:
                 fields = {name: row[name] for name in INFO_COLUMNS}
                 fields |= {name: Fraction(row[name]) for name in ("last_time", "time_base")}
-                return ScannedVideo(source, stamp, VideoInfo(**fields), row["sha256"], None)
+                times = row["shots"]
+                shots = None if times is None else list(map(Shot, times[::2], times[1::2]))
+                return ScannedVideo(source, stamp, VideoInfo(**fields), row["sha256"], None, shots=shots)
             if row["is_final"]:
                 return ScannedVideo(source, stamp, None, "", row["reason"])
         return None

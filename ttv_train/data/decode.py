@@ -81,9 +81,15 @@ class ClipDecoder:
         Raises:
             BadVideoError: with the reason: the file is damaged where the clip lies, or its decoder failed.
         """
-        wanted = {"start": str(exact(clip.start_seconds)), "fps": str(exact(clip.fps)), "shape": clip.bucket}
-        video = torch.empty(*clip.bucket, 3, dtype=torch.uint8)
-        with self._request(clip.source, wanted) as process:
+        return self.decode_range(clip.source, exact(clip.start_seconds), exact(clip.fps), clip.bucket)
+
+    def decode_range(
+        self, source: VideoSource, start: Fraction, fps: Fraction, shape: tuple[int, int, int]
+    ) -> torch.Tensor:
+        """Frames of a video: `shape` is (T, H, W), else as `decode`."""
+        wanted = {"start": str(start), "fps": str(fps), "shape": shape}
+        video = torch.empty(*shape, 3, dtype=torch.uint8)
+        with self._request(source, wanted) as process:
             for frame in video.numpy():
                 process.receive_frame(frame.data.cast("B"))
             process.receive(END)

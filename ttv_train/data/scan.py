@@ -17,6 +17,7 @@ from ttv_train.data.cut import Clip, Cutter
 from ttv_train.data.decode import ClipDecoder, DecoderFailedError
 from ttv_train.data.formats import VideoSource
 from ttv_train.data.probe import BadVideoError, VideoInfo
+from ttv_train.data.shots import Shot, find_shots, require_detector
 
 HELD_PER_WORKER = 4
 MOST_WORKERS = 16
@@ -45,6 +46,10 @@ class ScannedVideo:
     """Why it gives no clip."""
     is_final: bool = True
     """Whether another look at the same file would come to the same."""
+    shots: list[Shot] | None = None
+    """None where they were not looked for."""
+    dropped_shots: list[str] = field(default_factory=list)
+    """Why shots of a video that gives clips give none."""
     clips: list[Clip] = field(default_factory=list)
     bad_clips: list[tuple[Clip, str]] = field(default_factory=list)
     """Clips that cannot be decoded, with the reason; only looked for when clips are decoded."""
@@ -78,7 +83,12 @@ def scan(
         known: what need not be looked at again.
         decode_clips: decode every clip that is not known to decode.
         num_workers: decoder processes; None takes as many as there are cores, up to 16.
+
+    Raises:
+        UserError: videos are to be cut by shot and PySceneDetect is not installed.
     """
+    if config.split == "shots":
+        require_detector()
     num_workers = num_workers or min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     cutter = Cutter.of(config)
     decoders: queue.SimpleQueue[ClipDecoder] = queue.SimpleQueue()
@@ -123,13 +133,16 @@ def scan_video(
         info, sha256 = (found.info, found.sha256) if found is not None else (None, "")
         if info is None:
             info, sha256 = decoder.probe(source), decoder.sha256(source)
+        shots = found.shots if found is not None else None
+        if cutter.by_shots and shots is None:
+            shots = find_shots(decoder, source, info)
     except BadVideoError as error:
         is_final = not isinstance(error, DecoderFailedError)
         return ScannedVideo(source, stamp, None, "", str(error), is_final)
     try:
-        clips = cutter.cut(source, info, sha256)
+        clips, dropped = cutter.cut(source, info, sha256, shots if cutter.by_shots else None)
     except NoBucketError as error:
-        return ScannedVideo(source, stamp, info, sha256, str(error))
+        return ScannedVideo(source, stamp, info, sha256, str(error), shots=shots)
     bad_clips = []
     if decode_clips:
         for clip in clips:
@@ -141,4 +154,14 @@ def scan_video(
                 bad_clips.append((clip, str(error)))
     good = [clip for clip in clips if clip not in [bad for bad, _ in bad_clips]]
     reason = bad_clips[0][1] if bad_clips and not good else None
-    return ScannedVideo(source, stamp, info, sha256, reason, clips=good, bad_clips=bad_clips)
+    return ScannedVideo(
+        source=source,
+        stamp=stamp,
+        info=info,
+        sha256=sha256,
+        reason=reason,
+        shots=shots,
+        dropped_shots=dropped,
+        clips=good,
+        bad_clips=bad_clips,
+    )

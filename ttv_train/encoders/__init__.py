@@ -51,6 +51,7 @@ def dataset_fingerprint(visual: str, text_encoder: TextEncoder, dataset: Dataset
             "buckets": sorted(set(dataset.buckets)),
             "max_clips_per_video": dataset.max_clips_per_video,
             "decoder": dataset.decoder,
+            **({"split": dataset.split} if dataset.split != "length" else {}),
             **({"keep_probability": dataset.keep_probability} if dataset.keep_probability else {}),
         }
     )
