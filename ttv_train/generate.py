@@ -14,9 +14,7 @@ from ttv_train.models.base import ModelFamily
 from ttv_train.models.experts import OtherExpert
 from ttv_train.parallel.rng import keyed_generator, keyed_normal
 from ttv_train.parallel.sequence.base import SequenceParallel
-
-PromptTensors = tuple[torch.Tensor, torch.Tensor]
-"""Embedding (L, D) and mask (L,) bool, True where there is a token."""
+from ttv_train.prompts import PromptTensors
 
 
 def generate(

@@ -53,8 +53,9 @@ from ttv_train.monitor.summary import describe, write_summary
 from ttv_train.parallel import collectives
 from ttv_train.parallel.agreement import on_all_ranks, on_every_rank, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
+from ttv_train.prompts import stored_prompts
 from ttv_train.report import write_report
-from ttv_train.sample import Sampler, stored_prompts
+from ttv_train.sample import Sampler
 from ttv_train.step import StepResult, TrainStep
 from ttv_train.storage.counters import counters, difference
 from ttv_train.storage.usage import WorkerMetrics, usage

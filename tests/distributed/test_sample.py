@@ -15,7 +15,8 @@ from ttv_train.models import FAMILIES
 from ttv_train.models.build import build_model
 from ttv_train.monitor.samples import read_prompts
 from ttv_train.parallel.mesh import build_mesh
-from ttv_train.sample import Sampler, encode_prompts
+from ttv_train.prompts import encode_prompts
+from ttv_train.sample import Sampler
 
 PROMPTS = ["A dog", "A rabbit", "A tower"]
 CONFIG = {

@@ -1,4 +1,3 @@
-import logging
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ from ttv_train import sample
 from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config_file import parse_config
 from ttv_train.data.manifest import LatentEntry
-from ttv_train.data.shards import CorruptSampleError, LatentSample
+from ttv_train.data.shards import LatentSample
 from ttv_train.devices import get_backend
 from ttv_train.diffusion import build_objective
 from ttv_train.ema import Ema
@@ -24,6 +23,7 @@ from ttv_train.models import FAMILIES
 from ttv_train.models.build import build_model
 from ttv_train.monitor.samples import read_samples
 from ttv_train.parallel.mesh import build_mesh, distributed
+from ttv_train.prompts import captions, stored_prompts
 
 BUCKET = (4, 48, 32)
 
@@ -150,19 +150,11 @@ def test_image_to_video_models_need_an_image_for_each_prompt(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             sample.run(config, prompts=["A dog"], images=images)
+    with pytest.raises(UserError, match="--image needs a --prompt for each image"):
+        sample.run(config, images=[tmp_path / "text.png"])
     text_to_video = run_config(tmp_path)
     with pytest.raises(UserError, match="--image needs an image-to-video model"):
         sample.run(text_to_video, prompts=["A dog"], images=[tmp_path / "text.png"])
-
-
-def test_an_image_is_cropped_around_its_middle(tmp_path):
-    pixels = np.zeros((40, 100, 3), dtype=np.uint8)
-    pixels[:, 25:75] = 200
-    Image.fromarray(pixels).save(tmp_path / "wide.png")
-    image = sample.read_image(tmp_path / "wide.png", 20, 20)
-    assert image.shape == (20, 20, 3)
-    assert image.dtype == torch.uint8
-    assert (image == 200).all()
 
 
 class FakeStore:
@@ -202,7 +194,7 @@ class FakeStore:
 def test_captions_are_sampled_beside_their_clips(tmp_path):
     config = run_config(tmp_path)
     store = FakeStore(config, ["A dog", "A cat", "A dog"])
-    entries = sample.captions(store)
+    entries = captions(store)
     assert [entry.key for entry in entries] == ["key/0", "key/1"]
     embeds, mask = store.text_encoder.encode([""])
     family = FAMILIES["cogvideox"]
@@ -219,7 +211,7 @@ def test_captions_are_sampled_beside_their_clips(tmp_path):
             compute_dtype=torch.float32,
             config=config.sampling,
         )
-        prompts = sample.stored_prompts(store, entries)
+        prompts = stored_prompts(store, entries)
         for step in (0, 100):
             folder = sample.step_folder(tmp_path, step)
             assert len(sampler.write_videos(prompts, tmp_path, folder)) == 2
@@ -234,21 +226,3 @@ def test_captions_are_sampled_beside_their_clips(tmp_path):
         clip = frames(tmp_path / "references" / f"{name}.mp4")
         assert clip.shape == (*BUCKET, 3)
         assert np.abs(clip - (shade + 1) * 127.5).max() <= 3
-
-
-def test_a_long_dataset_is_sampled_in_part(tmp_path, caplog):
-    store = SimpleNamespace(entries=[SimpleNamespace(caption=f"caption {i}") for i in range(40)])
-    with caplog.at_level(logging.INFO):
-        assert len(sample.captions(store)) == sample.DEFAULT_PROMPTS
-    assert "16 of the dataset's 40 captions" in caplog.text
-
-
-def test_a_corrupt_sample_is_named(tmp_path):
-    class CorruptStore:
-        path = "runs/latents"
-
-        def read(self, entry):
-            raise CorruptSampleError("key/0", "shards/a.tar", "its bytes are not those that were written")
-
-    with pytest.raises(UserError, match=r"latents\.path runs/latents: sample key/0 in shards/a\.tar.*encode"):
-        sample.stored_prompts(CorruptStore(), [SimpleNamespace(caption="A dog")])

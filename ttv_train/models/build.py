@@ -1,17 +1,22 @@
 """From a config to a model that is ready to run on this mesh: built, sequence-parallel, sharded."""
 
+import logging
+
 import torch
 from torch import nn
 
-from ttv_train.config import ParallelConfig, RunConfig
+from ttv_train.config import ParallelConfig, RunConfig, TransformersTextEncoderConfig
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
 from ttv_train.models.base import ModelFamily
+from ttv_train.parallel.agreement import world_rank
 from ttv_train.parallel.fsdp import shard_model
 from ttv_train.parallel.mesh import ParallelMesh
 from ttv_train.parallel.sequence import build_sequence_parallel, check_heads
 from ttv_train.parallel.sequence.apply import parallelize_sequence
 from ttv_train.parallel.sequence.base import SequenceParallel
+
+logger = logging.getLogger(__name__)
 
 
 def build_model(
@@ -34,6 +39,13 @@ def build_model(
         raise UserError(
             f"text_encoder.recipe {recipe} is not that of model.family {family.name}; set it to {family.name}, and "
             "run `ttv-train encode` again"
+        )
+    pretrained_text = isinstance(config.text_encoder, TransformersTextEncoderConfig)
+    if config.model.path is not None and pretrained_text and recipe is None and world_rank() == 0:
+        logger.warning(
+            "text_encoder.recipe is not set: the weights at model.path may not know how captions are embedded without "
+            "it; set it to %s unless they were trained so",
+            family.name,
         )
     torch.manual_seed(config.seed)
     model = family.build(config.model, latent_channels=latent_channels, text_hidden_size=text_hidden_size)

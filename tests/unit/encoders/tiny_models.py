@@ -97,3 +97,15 @@ def save_text_pipeline(folder: Path, family: str) -> dict[str, torch.nn.Module]:
         model.eval().save_pretrained(folder / name)
         save_tokenizer(folder / name.replace("text_encoder", "tokenizer"))
     return models
+
+
+def save_image_encoder(folder: Path) -> None:
+    """Writes the image encoder and the image processor of an image-to-video pipeline to `folder`."""
+    torch.manual_seed(1)
+    config = transformers.CLIPVisionConfig(
+        hidden_size=12, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    transformers.CLIPVisionModel(config).save_pretrained(folder / "image_encoder")
+    size = {"height": 16, "width": 16}
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size)
+    processor.save_pretrained(folder / "image_processor")

@@ -23,9 +23,9 @@ def test_processor_equals_diffusers_in_output_and_every_gradient(extra):
     assert_same_as_diffusers(FAMILY, SMALL | extra, predict)
 
 
-def pipeline_latents(model, shift, noise, prompt, negative):
+def pipeline_latents(model, shift, noise, prompt, negative, expand_timesteps):
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
-    pipeline = WanPipeline(None, None, None, scheduler, model)
+    pipeline = WanPipeline(None, None, None, scheduler, model, expand_timesteps=expand_timesteps)
     pipeline.set_progress_bar_config(disable=True)
     # The pipeline pads with zeros what lies beyond a prompt.
     return pipeline(
@@ -47,13 +47,16 @@ def inputs():
     return noise, (embeds, mask), (embeds.flip(0), mask.flip(0))
 
 
-@pytest.mark.parametrize(("height", "width", "shift"), [(48, 64, 3.0), (720, 1280, 5.0)])
-def test_sampling_equals_the_pipeline(height, width, shift):
-    """Only the shift depends on the size in pixels."""
+@pytest.mark.parametrize(
+    ("height", "width", "shift", "expand_timesteps"),
+    [(48, 64, 3.0, False), (720, 1280, 5.0, False), (704, 1280, 5.0, True)],
+)
+def test_sampling_equals_the_pipeline(height, width, shift, expand_timesteps):
+    """Only the shift depends on the size in pixels. For 2.2 5B the pipeline gives each token a timestep, all equal."""
     assert FAMILY.flow_schedule.shift((9, height, width)) == shift
     model = build(FAMILY, SMALL).eval()
     noise, prompt, negative = inputs()
-    expected = pipeline_latents(model, shift, noise, prompt, negative)
+    expected = pipeline_latents(model, shift, noise, prompt, negative, expand_timesteps)
     result = sample_with_guidance(FAMILY, model, predict, noise, prompt, negative, 5.0, 6, (9, height, width))
     assert result.abs().max() > 0.1
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)

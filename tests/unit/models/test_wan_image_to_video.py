@@ -9,7 +9,7 @@ import transformers
 from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
 from PIL import Image
 
-from tests.unit.encoders.tiny_models import save_text_encoder, save_vae
+from tests.unit.encoders.tiny_models import save_image_encoder, save_text_encoder, save_vae
 from tests.unit.models.comparison import TEXT_WIDTH
 from ttv_train.config import (
     DiffusersVaeConfig,
@@ -47,20 +47,7 @@ def folder(tmp_path_factory):
     """A pipeline's VAE, image encoder and image processor."""
     folder = tmp_path_factory.mktemp("pipeline")
     save_vae(folder / "vae", "AutoencoderKLWan")
-    torch.manual_seed(1)
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=IMAGE_WIDTH,
-        intermediate_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
-    transformers.CLIPVisionModel(vision).save_pretrained(folder / "image_encoder")
-    size = {"height": 16, "width": 16}
-    transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size).save_pretrained(
-        folder / "image_processor"
-    )
+    save_image_encoder(folder)
     return folder
 
 
