@@ -22,6 +22,7 @@ from ttv_train.data.probe import VideoInfo
 from ttv_train.data.quarantine import QuarantineRow
 from ttv_train.data.scan import ScannedVideo, Stamp
 from ttv_train.data.shots import Shot
+from ttv_train.data.table_files import MANIFEST_MARK
 from ttv_train.errors import UserError
 
 VERSION = 1
@@ -117,7 +118,7 @@ def write_manifest(path: Path, config: DatasetConfig) -> Iterator[ManifestWriter
     """Writes a manifest; it replaces the one that is there at the end of the body, and only then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.tmp")
-    schema = SCHEMA.with_metadata({"ttv_train": json.dumps(settings_of(config))})
+    schema = SCHEMA.with_metadata({MANIFEST_MARK: json.dumps(settings_of(config))})
     try:
         with pq.ParquetWriter(partial, schema, compression="zstd") as parquet:
             writer = ManifestWriter(parquet)
@@ -153,7 +154,7 @@ class KnownManifest:
             return None
         try:
             with pq.ParquetFile(path) as file:
-                settings = json.loads((file.schema_arrow.metadata or {}).get(b"ttv_train", b"null"))
+                settings = json.loads((file.schema_arrow.metadata or {}).get(MANIFEST_MARK, b"null"))
                 if settings != settings_of(config):
                     return None
                 return cls(file.read([name for name in SCHEMA.names if name != "caption"]))

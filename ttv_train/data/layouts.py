@@ -16,7 +16,7 @@ from ttv_train.data.caption_files import (
     read_lines,
     read_sidecars,
 )
-from ttv_train.data.table_files import read_table
+from ttv_train.data.table_files import is_dataset, read_table
 from ttv_train.data.tar_files import read_tar
 from ttv_train.data.toml_files import is_dataset_toml, read_toml
 from ttv_train.errors import UserError
@@ -76,7 +76,7 @@ def find_layouts(
         rows = partial(read_all, [partial(read_tar, root / name, media_suffixes) for name in shards])
         yield Candidate("webdataset", f"{len(shards)} .tar shards", rows, names_every_video=False)
     for folder, suffix in table_folders(root):
-        files = top_files(root / folder, suffix)
+        files = table_files(root / folder, suffix)
         rows = partial(read_all, [partial(read_table, root / folder / name, root) for name in files])
         layout = "parquet" if suffix == ".parquet" else "huggingface"
         yield Candidate(layout, f"{len(files)} {suffix} files", rows, names_every_video=False)
@@ -110,13 +110,19 @@ def has_both_columns(path: Path) -> bool:
 def table_folders(root: Path) -> Iterator[tuple[str, str]]:
     """Folders, relative to the root, that hold Parquet files, or Arrow files as `datasets.save_to_disk` writes them."""
     for folder in (".", "data"):
-        if (root / folder).is_dir() and top_files(root / folder, ".parquet"):
+        if (root / folder).is_dir() and table_files(root / folder, ".parquet"):
             yield folder, ".parquet"
             break
     for folder in (".", "train"):
         if (root / folder / "dataset_info.json").is_file() and top_files(root / folder, ".arrow"):
             yield folder, ".arrow"
             break
+
+
+def table_files(folder: Path, suffix: str) -> list[str]:
+    """Names of the tables right in a folder."""
+    names = top_files(folder, suffix)
+    return [name for name in names if is_dataset(folder / name)] if suffix == ".parquet" else names
 
 
 def read_all(readers: Sequence[Callable[[], Iterator[Row]]]) -> Iterator[Row]:

@@ -12,6 +12,8 @@ from ttv_train.data.caption_files import CAPTION_COLUMNS, FILE_COLUMNS, Row, Tab
 from ttv_train.errors import UserError
 
 ROWS_AT_ONCE = 1024
+MANIFEST_MARK = b"ttv_train.dataset_manifest"
+"""In the metadata of the files that `ttv_train.data.dataset_manifest` writes."""
 BYTES, PATH = "bytes", "path"
 """Fields of a Hugging Face `Video` or `Image` column."""
 
@@ -37,6 +39,14 @@ def read_table(path: Path, root: Path) -> Iterator[Row]:
                 yield make_row(origin, name, columns, video, caption, TableCell(group, row, video), root)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a Parquet file may be a dataset, rather than the manifest of one."""
+    try:
+        return MANIFEST_MARK not in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowInvalid, OSError):
+        return True
 
 
 def make_row(

@@ -47,8 +47,9 @@ def config_of(folder, **options):
     return DatasetConfig(path=str(folder), **({"fps": 12, "buckets": ["8x96x160"], "max_clips_per_video": 2} | options))
 
 
-def test_an_unchanged_file_is_not_looked_at_again(folder, tmp_path, looks):
-    manifest = tmp_path / "out/dataset.parquet"
+@pytest.mark.parametrize("place", ["out/dataset.parquet", "clips/dataset.parquet"])
+def test_an_unchanged_file_is_not_looked_at_again(folder, tmp_path, looks, place):
+    manifest = tmp_path / place
     first = list_clips(config_of(folder), None, manifest=manifest)
     assert {name for _, name in looks} == {path.name for path in folder.glob("*.mp4")}
     looks.clear()
