@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
@@ -105,10 +106,12 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
         return 0
     if options.command == "check-data":
         from ttv_train.data import check
+        from ttv_train.data.batching import batch_sizes
 
+        sizes = None
         if options.config:
             config = load_config(options.config, overrides)
-            check_buckets(config)
+            sizes = batch_sizes(latent_positions(config), config.training, data_degree=1)
         else:
             config = default_config(overrides)
         try:
@@ -118,6 +121,7 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
                 manifest=options.output,
                 html=options.html,
                 training=config.training,
+                batch_sizes=sizes,
             )
         except BrokenPipeError:
             # The reader of the output, such as `head`, has seen enough.
@@ -176,15 +180,15 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return rest, overrides
 
 
-def check_buckets(config: RunConfig) -> None:
-    """Raises UserError if the VAE of `config` does not take one of its buckets."""
+def latent_positions(config: RunConfig) -> dict[tuple[int, int, int], int]:
+    """Frames x height x width of the latents, by bucket. UserError if the VAE of `config` does not take one of them."""
     import torch
 
     from ttv_train.encoders.vae import build_vae
 
     vae = build_vae(config.vae, torch.device("cpu"))
-    for bucket in config.dataset.buckets:
-        vae.latent_shape(*parse_bucket(bucket))
+    shapes = {bucket: vae.latent_shape(*bucket) for bucket in map(parse_bucket, config.dataset.buckets)}
+    return {bucket: math.prod(shape[1:]) for bucket, shape in shapes.items()}
 
 
 def default_config(overrides: list[str]) -> RunConfig:

@@ -23,7 +23,7 @@ from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config import RunConfig
 from ttv_train.config_file import save_config
 from ttv_train.data.agreed import AgreedBatches
-from ttv_train.data.batching import batch_sizes
+from ttv_train.data.batching import batch_sizes, latent_positions
 from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.loader import LatentLoader
@@ -166,7 +166,7 @@ class Trainer:
             seed=config.seed,
             digest=self.digest,
             global_batch_size=training.global_batch_size,
-            batch_sizes=batch_sizes(entries, training, mesh.data_degree),
+            batch_sizes=batch_sizes(latent_positions(entries), training, mesh.data_degree),
             tail=training.tail,
             sources=[mixed.source_of(entry) for entry in entries] if mixed is not None else None,
             weights=[source.weight for source in config.latents.sources] if mixed is not None else None,

@@ -1,7 +1,7 @@
 """How many samples of each bucket make one optimizer step."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ttv_train.config import TrainingConfig, parse_bucket
 from ttv_train.data.manifest import LatentEntry
@@ -9,14 +9,23 @@ from ttv_train.data.order import Bucket
 from ttv_train.errors import UserError
 
 
-def batch_sizes(entries: Iterable[LatentEntry], config: TrainingConfig, data_degree: int) -> dict[Bucket, int]:
+def latent_positions(entries: Iterable[LatentEntry]) -> dict[Bucket, int]:
+    """Frames x height x width of the latents, by bucket."""
+    return {entry.bucket: math.prod(entry.latent_shape[1:]) for entry in entries}
+
+
+def batch_sizes(positions: Mapping[Bucket, int], config: TrainingConfig, data_degree: int) -> dict[Bucket, int]:
     """The samples of a global batch, by bucket: a function of the config and the dataset, not of the number of ranks.
+
+    Args:
+        positions: see `latent_positions`.
+        config: of the training.
+        data_degree: data-parallel ranks.
 
     Raises:
         UserError: a batch cannot be dealt evenly to `data_degree` ranks.
     """
     named = {parse_bucket(bucket): size for bucket, size in config.bucket_batch_sizes.items()}
-    positions = {entry.bucket: math.prod(entry.latent_shape[1:]) for entry in entries}
     base = config.global_batch_size
     sizes = {}
     for bucket, tokens in positions.items():

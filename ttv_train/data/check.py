@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ttv_train.config import DatasetConfig, TrainingConfig
+from ttv_train.data.buckets import Bucket
 from ttv_train.data.check_page import DatasetPage
 from ttv_train.data.clips import read_sources
 from ttv_train.data.dataset_manifest import KnownManifest, write_manifest
@@ -37,6 +38,7 @@ def check_data(
     manifest: Path | None = None,
     html: Path | None = None,
     training: TrainingConfig | None = None,
+    batch_sizes: Mapping[Bucket, int] | None = None,
 ) -> int:
     """Decodes every clip of a dataset and prints what became of each file.
 
@@ -47,6 +49,7 @@ def check_data(
             changed since it was written are not read again.
         html: write a page with buckets, contact sheets and everything that is dropped.
         training: whose batches the page counts; None means the defaults.
+        batch_sizes: samples of a global batch by bucket; None means the same for all buckets.
 
     Returns:
         The exit code: 0, or 1 if the dataset or one of its buckets gives no clip to train on.
@@ -55,7 +58,7 @@ def check_data(
         UserError: the folder cannot be read as a dataset, or `manifest` is another file.
     """
     reports: list[FileReport] = []
-    page = DatasetPage(config, training or TrainingConfig()) if html is not None else None
+    page = DatasetPage(config, training or TrainingConfig(), batch_sizes or {}) if html is not None else None
     for video in scan_to_manifest(config, manifest, reports):
         reports.append(report_of(video))
         if page is not None:

@@ -6,6 +6,7 @@ It is one file without scripts; names, captions and reasons are escaped.
 import base64
 import io
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,8 +57,8 @@ class BucketSummary:
 class DatasetPage:
     """Collects what is shown of a dataset while it is scanned."""
 
-    def __init__(self, config: DatasetConfig, training: TrainingConfig) -> None:
-        self._config, self._training = config, training
+    def __init__(self, config: DatasetConfig, training: TrainingConfig, batch_sizes: Mapping[Bucket, int]) -> None:
+        self._config, self._training, self._batch_sizes = config, training, batch_sizes
         self._decoder = ClipDecoder(config)
         self._buckets = {parse_bucket(bucket): BucketSummary() for bucket in config.buckets}
         self._durations: Counter[str] = Counter()
@@ -111,7 +112,7 @@ class DatasetPage:
 
     def _bucket_row(self, bucket: Bucket, summary: BucketSummary) -> dict[str, object]:
         name = "x".join(map(str, bucket))
-        size = self._training.bucket_batch_sizes.get(name, self._training.global_batch_size)
+        size = self._batch_sizes.get(bucket, self._training.global_batch_size)
         batches = -(-summary.clips // size) if self._training.tail == "repeat" else summary.clips // size
         surplus = batches * size - summary.clips
         return {

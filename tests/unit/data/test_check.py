@@ -111,8 +111,8 @@ def test_the_page_shows_buckets_crops_and_what_is_dropped(tmp_path, capsys):
     (tmp_path / "<script>.mp4").touch()
     page = tmp_path / "out/page.html"
     config = CONFIG.model_copy(update={"path": str(tmp_path), "buckets": ["8x96x160", "4x64x64"]})
-    training = TrainingConfig(global_batch_size=4)
-    assert check_data(config, as_json=True, html=page, training=training) == 1
+    training = TrainingConfig(global_batch_size=2)
+    assert check_data(config, True, html=page, training=training, batch_sizes={(8, 96, 160): 4}) == 1
     capsys.readouterr()
     text = page.read_text()
     assert "<script" not in text
