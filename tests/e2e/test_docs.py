@@ -5,7 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import yaml
+
 from tests.e2e.conftest import REPOSITORY, environment
+from ttv_train.config_file import parse_config
+from ttv_train.diffusion import build_objective
+from ttv_train.encoders.text.recipes import RECIPES
+from ttv_train.models import FAMILIES
 
 FILE = re.compile(r"^`(?P<name>\w+\.py)`:\n\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -41,3 +48,20 @@ def test_the_family_that_is_added_is_the_same_on_two_ranks(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     for name in ("one process", "ulysses on 2 ranks", "ring on 2 ranks"):
         assert f"{name}: worst difference" in done.stdout
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs/how-to").glob("*.md")), ids=lambda page: page.stem)
+def test_every_config_in_a_how_to_page_is_one(page):
+    for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        config = parse_config(yaml.safe_load(block))
+        build_objective(config.objective, FAMILIES[config.model.family])
+
+
+def test_the_table_of_recipes_is_that_of_the_code():
+    table = (REPOSITORY / "docs/how-to/fine-tune-a-published-model.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (\d+) \| ([^|]+) \|", table, re.MULTILINE)
+    beyond = {"kept": "embeddings of the padding", "zeroed": "zeros", "masked": "masked"}
+    assert {name: (int(tokens), padding) for name, _, tokens, padding in rows} == {
+        name: (recipe.max_length, beyond[recipe.padding]) for name, recipe in RECIPES.items()
+    }
+    assert all(RECIPES[name].architecture.startswith(encoder) for name, encoder, *_ in rows)
