@@ -55,6 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--checkpoint", type=Path, help="checkpoint folder; default: the newest in output_dir")
     export.add_argument("--output", type=Path, required=True, help="folder to write; must not exist")
     export.add_argument("--no-ema", action="store_true", help="export the raw weights instead of their average")
+    cache = with_config("cache", "Bring near what a run will read (warm), or show how near it is (status).")
+    cache.add_argument("action", choices=["warm", "status"])
+    cache.add_argument("--epochs", type=int, default=1, help="how many epochs ahead to warm; default: 1")
     check = commands.add_parser(
         "check-data",
         help="Show what each file of a dataset folder becomes, or why it is dropped.",
@@ -148,6 +151,13 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
             use_ema=not options.no_ema,
             output=options.output,
         )
+    elif options.command == "cache":
+        from ttv_train import cache
+
+        if options.action == "warm":
+            print(cache.warm(config, options.epochs))
+        else:
+            print(*cache.status(config), sep="\n")
     elif options.command == "export":
         from ttv_train import export
 

@@ -1,6 +1,5 @@
 """One training run, top to bottom: build the parts, then the loop."""
 
-import hashlib
 import logging
 import math
 import signal
@@ -23,15 +22,14 @@ from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config import RunConfig
 from ttv_train.config_file import save_config
 from ttv_train.data.agreed import AgreedBatches
-from ttv_train.data.batching import batch_sizes, latent_positions
 from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.loader import LatentLoader
 from ttv_train.data.mixing import MixedDataset, open_latents
-from ttv_train.data.order import DataOrder
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
 from ttv_train.data.shards import LatentEntry, LatentStore
 from ttv_train.data.synthetic import SyntheticStore
+from ttv_train.data.training_order import dataset_digest, training_order
 from ttv_train.devices import get_backend
 from ttv_train.devices.base import DeviceBackend
 from ttv_train.diffusion import build_objective
@@ -122,11 +120,6 @@ def null_prompt(
     return store.null_prompt() if embeds is None else (embeds.detach().cpu(), None)
 
 
-def dataset_digest(entries: Sequence[LatentEntry]) -> str:
-    """SHA-256 over the keys of the training set: with the seed and the batch size it decides the data order."""
-    return hashlib.sha256("\n".join(entry.key for entry in entries).encode()).hexdigest()
-
-
 def ignore_sample(entry: LatentEntry, reason: str) -> None:
     """For the ranks that leave the report of a bad sample to another."""
 
@@ -160,17 +153,7 @@ class Trainer:
         # Data: stored latents, in an order that is a function of the step.
         entries, held_out = split_holdout(self.store.entries, config.validation, config.seed)
         self.digest = dataset_digest(entries)
-        mixed = self.store if isinstance(self.store, MixedDataset) else None
-        self.order = DataOrder(
-            [entry.bucket for entry in entries],
-            seed=config.seed,
-            digest=self.digest,
-            global_batch_size=training.global_batch_size,
-            batch_sizes=batch_sizes(latent_positions(entries), training, mesh.data_degree),
-            tail=training.tail,
-            sources=[mixed.source_of(entry) for entry in entries] if mixed is not None else None,
-            weights=[source.weight for source in config.latents.sources] if mixed is not None else None,
-        )
+        self.order = training_order(config, self.store, entries, mesh.data_degree)
         if mesh.is_main:
             self._report_tails()
         collator = Collator(

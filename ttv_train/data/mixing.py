@@ -42,7 +42,7 @@ class MixedDataset:
         self.encoders = first.encoders
         self.normalization = first.normalization
         self.num_quarantined = sum(store.num_quarantined for store in stores)
-        self._stores = stores
+        self.stores = stores
         self._source_of: dict[str, int] = {}
         self.entries: list[LatentEntry] = []
         for source, store in enumerate(stores):
@@ -62,20 +62,20 @@ class MixedDataset:
     @property
     def source_paths(self) -> list[str]:
         """Paths of the stores, by their number."""
-        return [store.path for store in self._stores]
+        return [store.path for store in self.stores]
 
     def read(self, entry: LatentEntry) -> LatentSample:
         """One sample, verified. Raises CorruptSampleError."""
-        return self._stores[self.source_of(entry)].read(entry)
+        return self.stores[self.source_of(entry)].read(entry)
 
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """Samples, each as it is or as the CorruptSampleError that its reading ended in."""
         results: dict[str, SampleResult] = {}
-        for source, store in enumerate(self._stores):
+        for source, store in enumerate(self.stores):
             mine = [entry for entry in entries if self.source_of(entry) == source]
             results.update(zip((entry.key for entry in mine), store.read_many(mine), strict=True))
         return [results[entry.key] for entry in entries]
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt."""
-        return self._stores[0].null_prompt()
+        return self.stores[0].null_prompt()

@@ -88,6 +88,10 @@ class Store(Door, Protocol):
         with a digest are verified."""
         ...
 
+    def holds(self, digest: str) -> bool:
+        """Whether the range with this SHA-256 is in the node's own cache."""
+        ...
+
     def read_range(self, wanted: ByteRange) -> bytes:
         """One range. Raises OSError; DamagedReadError if it is not what was written."""
         ...

@@ -40,6 +40,10 @@ class BatchedReads(Layer):
                 results[index] = answer if isinstance(answer, OSError) else _part(answer, request, ranges[index])
         return results
 
+    def holds(self, digest: str) -> bool:
+        """See `Store.holds`."""
+        return False
+
     def _answer(self, request: Request) -> ReadResult:
         started = time.perf_counter()
         try:

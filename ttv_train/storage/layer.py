@@ -27,6 +27,10 @@ class Layer:
             raise result
         return result
 
+    def holds(self, digest: str) -> bool:
+        """See `Store.holds`."""
+        return self.inner.holds(digest)
+
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `Store.read`."""
         return self.read_range(ByteRange(name, offset, length))

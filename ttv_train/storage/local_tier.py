@@ -80,7 +80,7 @@ class LocalTier(Layer):
         return [result for result in results if result is not None]
 
     def holds(self, digest: str) -> bool:
-        """Whether the range with this SHA-256 is on the local disk."""
+        """See `Store.holds`."""
         return self._is_usable and self._path(digest).exists()
 
     def _read_entry(self, wanted: ByteRange) -> bytes | None:
