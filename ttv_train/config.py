@@ -216,6 +216,9 @@ class LatentsConfig(Section):
 
     path: str = ""
     """Folder or fsspec URL of the latent shards."""
+    online: bool = False
+    """True has `train` decode and encode the clips of `dataset` as it needs them, instead of reading `path`: nothing is
+    stored, and every rank holds both encoders and spends their time in each epoch. For trying out a dataset."""
     sources: list[LatentSource] = []
     """Encoded datasets that `train` mixes by weight, instead of reading `path`. Their encoders must be those of this
     config; their buckets and frame rates may differ."""

@@ -10,6 +10,8 @@ from ttv_train.checkpoint.verify import refuse_damaged
 from ttv_train.config import ParallelConfig, RunConfig
 from ttv_train.data.mixing import open_latents
 from ttv_train.devices import get_backend
+from ttv_train.encoders.text import build_text_encoder
+from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models.build import build_model
 from ttv_train.parallel.agreement import on_every_rank
@@ -35,13 +37,22 @@ def run(config: RunConfig, *, checkpoint: Path | None, output: Path, use_ema: bo
             refuse_damaged(checkpoint)
         if checkpoint is None:
             raise UserError(f"output_dir {config.output_dir} has no checkpoint; train first, or name one")
-        store = on_every_rank(lambda: open_latents(config.latents, config.storage))
+        latent_channels, text_hidden_size = on_every_rank(lambda: widths(config, device))
         model, _ = build_model(
             config.model_copy(update={"parallel": parallel}),
             build_mesh(parallel, device),
-            latent_channels=store.entries[0].latent_shape[0],
-            text_hidden_size=store.null_prompt()[0].shape[-1],
+            latent_channels=latent_channels,
+            text_hidden_size=text_hidden_size,
             compute_dtype=torch.float32,
         )
         load_weights(checkpoint, model, use_ema)
         return export(model, output)
+
+
+def widths(config: RunConfig, device: torch.device) -> tuple[int, int]:
+    """Latent channels and width of the text embeddings that a run trains on. UserError if its latents are not there."""
+    if config.latents.online:
+        vae, text_encoder = build_vae(config.vae, device), build_text_encoder(config.text_encoder, device)
+        return vae.latent_channels, text_encoder.hidden_size
+    store = open_latents(config.latents, config.storage)
+    return store.entries[0].latent_shape[0], store.null_prompt()[0].shape[-1]

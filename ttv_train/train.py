@@ -26,6 +26,7 @@ from ttv_train.data.collate import Batch, Collator
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.loader import LatentLoader
 from ttv_train.data.mixing import MixedDataset, open_latents
+from ttv_train.data.online import open_online
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
 from ttv_train.data.shards import LatentEntry, LatentStore
 from ttv_train.data.synthetic import SyntheticStore
@@ -82,8 +83,10 @@ def run(config: RunConfig, *, dry_run: bool = False) -> None:
                 trainer.train()
 
 
-def open_store(config: RunConfig, allow_synthetic: bool) -> LatentDataset:
+def open_store(config: RunConfig, device: torch.device, allow_synthetic: bool) -> LatentDataset:
     """The encoded dataset, on all ranks together; refused when it was encoded with other settings than `config` has."""
+    if config.latents.online:
+        return open_online(config, device, writes=not allow_synthetic)
     if config.latents.sources:
         return open_mixed(config)
     path = config.latents.path
@@ -134,7 +137,7 @@ class Trainer:
 
         self.worker_metrics = WorkerMetrics(config.storage.alluxio_metrics if mesh.is_main else [])
         self.storage_counts = counters.snapshot()
-        self.store = open_store(config, allow_synthetic=dry_run)
+        self.store = open_store(config, mesh.device, allow_synthetic=dry_run)
 
         # Model and objective.
         self.family = FAMILIES[config.model.family]

@@ -1,0 +1,141 @@
+"""A dataset whose clips are decoded and encoded when training asks for them, instead of ahead of it.
+
+To training it is the same as latents that were encoded before: the same keys, the same order and the same loss curve.
+Every rank holds the encoders and encodes what it trains on.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from ttv_train.config import DatasetConfig, RunConfig
+from ttv_train.data.clips import list_clips
+from ttv_train.data.cut import Clip
+from ttv_train.data.decode import ClipDecoder
+from ttv_train.data.probe import BadVideoError
+from ttv_train.data.quarantine import Quarantine, QuarantineRow
+from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample, SampleResult
+from ttv_train.data.units import clip_key
+from ttv_train.encoders.clip_encoder import ClipEncoder, NonFiniteError
+from ttv_train.errors import UserError
+from ttv_train.parallel.agreement import on_main_rank
+
+
+class OnlineDataset:
+    """Implements `LatentDataset`. Samples may be read from several threads; one at a time encodes.
+
+    Args:
+        config: of the clips.
+        clips: by key, in the order of the dataset.
+        num_quarantined: files that gave no clip.
+        encoder: makes latents and embeddings.
+    """
+
+    fingerprint = ""
+
+    def __init__(
+        self, config: DatasetConfig, clips: Mapping[str, Clip], num_quarantined: int, encoder: ClipEncoder
+    ) -> None:
+        self.path = config.path
+        self.normalization = encoder.vae.normalization
+        self.num_quarantined = num_quarantined
+        self.entries = [entry_of(key, clip, encoder) for key, clip in clips.items()]
+        self._config, self._clips, self._encoder = config, clips, encoder
+        self._encoding = threading.Lock()
+        self._local = threading.local()
+
+    def read(self, entry: LatentEntry) -> LatentSample:
+        """Decodes and encodes one clip. Raises CorruptSampleError if that fails."""
+        clip = self._clips[entry.key]
+        if not hasattr(self._local, "decoder"):
+            self._local.decoder = ClipDecoder(self._config)
+        try:
+            video = self._local.decoder.decode(clip)
+        except BadVideoError as error:
+            raise CorruptSampleError(entry.key, clip.source.name, str(error)) from None
+        with self._encoding:
+            (encoded,) = self._encoder.encode([video], [clip.source.caption])
+        if isinstance(encoded, NonFiniteError):
+            raise CorruptSampleError(entry.key, clip.source.name, str(encoded))
+        return LatentSample(
+            entry, encoded.mean, encoded.logvar, encoded.prompt_embeds, encoded.prompt_mask, encoded.first_frame
+        )
+
+    def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
+        """Samples in the order asked for, each as it is or as the CorruptSampleError that its reading ended in."""
+        results: list[SampleResult] = []
+        for entry in entries:
+            try:
+                results.append(self.read(entry))
+            except CorruptSampleError as error:
+                results.append(error)
+        return results
+
+    def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embedding (L, D) and mask (L,) of the empty prompt."""
+        with self._encoding:
+            return self._encoder.encode_null_prompt()
+
+
+def open_online(config: RunConfig, device: torch.device, writes: bool) -> OnlineDataset:
+    """The clips of `dataset`, on all ranks together; rank 0 lists them.
+
+    Args:
+        config: of the run.
+        device: of the encoders.
+        writes: keep a manifest of the dataset in the output folder, and note in quarantine.jsonl what gives no clip.
+
+    Raises:
+        UserError: on every rank, if the dataset cannot be read or gives no clip, or the VAE does not take its buckets.
+    """
+    encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame)
+    output = Path(config.output_dir)
+
+    def list_keyed() -> tuple[dict[str, Clip], int]:
+        manifest = output / "dataset.parquet" if writes else None
+        clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=manifest)
+        keyed: dict[str, Clip] = {}
+        for clip in clips:
+            key = clip_key(
+                clip,
+                decoder=config.dataset.decoder,
+                vae_fingerprint=encoder.visual_fingerprint,
+                text_encoder_fingerprint=encoder.text_encoder.fingerprint,
+            )
+            if key in keyed:
+                reason = f"same content and caption as {keyed[key].source.name}"
+                rejected.append(QuarantineRow(clip.source.name, reason, "encode"))
+            else:
+                keyed[key] = clip
+        if writes:
+            Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
+        if not keyed:
+            raise UserError(f"dataset.path {config.dataset.path}: it gives no clip; `ttv-train check-data` says why")
+        return keyed, len(rejected)
+
+    clips, num_quarantined = on_main_rank(list_keyed)
+    return OnlineDataset(config.dataset, clips, num_quarantined, encoder)
+
+
+def entry_of(key: str, clip: Clip, encoder: ClipEncoder) -> LatentEntry:
+    """What training knows of a clip before it is encoded."""
+    shape = encoder.vae.latent_shape(*clip.bucket)
+    return LatentEntry(
+        key=key,
+        shard=clip.source.name,
+        offset=0,
+        length=0,
+        sha256="",
+        source_name=clip.source.name,
+        source_sha256=clip.source_sha256,
+        clip_index=clip.index,
+        is_last_clip=clip.is_last,
+        caption=clip.source.caption,
+        bucket=clip.bucket,
+        fps=clip.fps,
+        latent_shape=shape,
+        num_text_tokens=encoder.text_encoder.max_length,
+        start_seconds=clip.start_seconds,
+    )
