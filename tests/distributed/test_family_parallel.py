@@ -9,6 +9,7 @@ import torch.distributed as dist
 from tests.distributed.schemes import SCHEMES, build_scheme
 from tests.harness import run_ranks
 from ttv_train.config import ModelConfig
+from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.models import FAMILIES
 from ttv_train.models.precision import KeepFloat64
 from ttv_train.parallel.sequence.apply import parallelize_sequence
@@ -54,6 +55,18 @@ MODELS: dict[str, tuple[str, dict, tuple[int, int, int, int]]] = {
         (4, 2, 3, 4),
     ),
 }
+# One token: most ranks hold none.
+MODELS |= {
+    f"{name}, one token": (*MODELS[name][:2], (MODELS[name][2][0], 1, *grid))
+    for name, grid in {
+        "cogvideox with rotary positions": (2, 2),
+        "wan": (2, 2),
+        "hunyuan_video": (2, 2),
+        "ltx_video": (1, 1),
+    }.items()
+}
+FROM_FIRST_FRAME = {"in_channels": 2 * 4 + 4, "image_dim": 6, "added_kv_proj_dim": 36}
+MODELS["wan from first frames"] = ("wan", MODELS["wan"][1] | FROM_FIRST_FRAME, (4, 3, 6, 10))
 TEXT_CHANNELS = 7
 
 
@@ -67,17 +80,21 @@ def _loss_and_gradients(sequence: SequenceParallel, name: str) -> tuple[torch.Te
         torch.nn.init.normal_(parameter, std=0.2)
     family.install_attention(model, sequence)
     parallelize_sequence(model, family.sequence_plan, sequence)
-    latents, weights = torch.randn(2, 2, *latent_shape, dtype=torch.float64)
+    latents, weights, frames = torch.randn(3, 2, *latent_shape, dtype=torch.float64)
+    # Image-to-video Wan 2.1 counts on 512 text tokens.
+    text_length = 512 if family.takes_image_embeds(model) else 5
+    lengths = torch.tensor([text_length, 3])
     with KeepFloat64():
         prediction = family.predict(
             model,
             latents,
             torch.tensor([17.0, 803.0]),
-            torch.randn(2, 5, TEXT_CHANNELS, dtype=torch.float64),
-            torch.tensor([[True] * 5, [True] * 3 + [False] * 2]),
+            torch.randn(2, text_length, TEXT_CHANNELS, dtype=torch.float64),
+            torch.arange(text_length) < lengths[:, None],
             fps=torch.tensor([8.0, 8.0]),
             height=48,
             width=80,
+            first_frame=FirstFrame(frames, torch.randn(2, 5, 6, dtype=torch.float64)),
         )
     # Linear, so that the zeros at other ranks' tokens need no mask.
     loss = (prediction * weights).sum()

@@ -108,6 +108,8 @@ class ClipEncoder:
         for row in range(len(videos)):
             try:
                 mean, _ = self._finite_latents(alone[row : row + 1], _row(latents, row))
+                if embeds is not None and not _is_finite(embeds[row]):
+                    raise NonFiniteError(f"the first frame's embedding is not finite in {embeds.dtype}")
                 first_frames.append(FirstFrame(mean[0].cpu(), None if embeds is None else embeds[row].cpu()))
             except NonFiniteError as error:
                 first_frames.append(error)
