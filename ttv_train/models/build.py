@@ -81,5 +81,5 @@ def parallelize_model(
     """Makes a plain `model`, the same on every rank, one that `mesh` shares: its sequence, then its parameters."""
     family.install_attention(model, sequence)
     parallelize_sequence(model, family.sequence_plan, sequence)
-    model.to(mesh.device)
+    # Sharding moves the model to the device, block by block: the device never holds all of it.
     shard_model(model, family.blocks(model), config, mesh, sequence, compute_dtype)

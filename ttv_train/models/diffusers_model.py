@@ -40,11 +40,12 @@ def check_encoder_sizes(model: nn.Module, encoder_sizes: dict[str, int], origin:
         UserError: naming the key and both sizes.
     """
     for key, size in encoder_sizes.items():
-        if model_config(model)[key] != size:
-            raise UserError(
-                f"{origin}: {key} is {model_config(model)[key]}, but the encoders give {size}; use the "
-                "vae and text_encoder of the model's family, or set the key in model.config"
-            )
+        found = model_config(model)[key]
+        if found != size:
+            mend = "use the vae and text_encoder of the model's family, or set the key in model.config"
+            if key == "in_channels" and found > size:
+                mend = "use its own vae, or a text-to-video model: of this family, image to video is not supported"
+            raise UserError(f"{origin}: {key} is {found}, but the encoders give {size}; {mend}")
 
 
 def check_keys(config: dict[str, Any], allowed: list[str], origin: str) -> None:

@@ -84,6 +84,7 @@ def test_an_empty_prompt_keeps_its_first_token():
     ("config", "message"),
     [
         ({"image_condition_type": "token_replace"}, "image-to-video"),
+        ({"in_channels": 9}, "in_channels is 9, but the encoders give 4; .*image to video is not supported"),
         ({"rope_axes_dim": [4, 4, 2]}, "must add up to attention_head_dim 12"),
         ({"pooled_projection_dim": 99}, "99 exceeds the text width 12"),
         ({"text_embed_dim": 5}, "text_embed_dim is 5, but the encoders give 12"),
