@@ -112,7 +112,7 @@ class Worker:
         try:
             for picture in decode_clip(self._reader, ClipRequest(start, fps, *clip["shape"]), index, limits):
                 yield FRAME, picture.data.cast("B")
-        except BadVideoError:
+        except (BadVideoError, MemoryError):
             self._reader.close()
             self._reader = None
             raise

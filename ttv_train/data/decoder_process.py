@@ -55,8 +55,8 @@ class DecoderProcess:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            # A frame in few pieces; where the system allows less, in more of them.
+        with contextlib.suppress(OSError, AttributeError):
+            # A frame in few pieces; where the system allows less, or is not Linux, in more of them.
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._deadline = 0.0
 

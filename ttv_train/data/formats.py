@@ -68,7 +68,8 @@ def read_dataset(
     suffixes = VIDEO_SUFFIXES | IMAGE_SUFFIXES if with_images else VIDEO_SUFFIXES
     videos = list(find_media(root, suffixes))
     find = partial(find_media, suffixes=suffixes)
-    chosen = choose_layout(path, layout, list(find_layouts(root, videos, find, suffixes)))
+    only = None if path.is_dir() else path.name
+    chosen = choose_layout(path, layout, list(find_layouts(root, videos, find, suffixes, only)))
     sources: dict[str, VideoSource] = {}
     rejected = []
     mentioned = set()
@@ -93,7 +94,9 @@ def choose_layout(path: Path, layout: str, fitting: list[Candidate]) -> Candidat
     if layout != "auto":
         fitting = [candidate for candidate in fitting if candidate.layout == layout]
     if not path.is_dir():
-        fitting = [candidate for candidate in fitting if candidate.description == path.name] or fitting
+        fitting = [candidate for candidate in fitting if path.name in candidate.files]
+        if not fitting:
+            raise UserError(f"dataset.path {str(path)!r}: not a caption file, tar shard or table; see data/README.md")
     if not fitting:
         if layout != "auto":
             raise UserError(f"dataset.path {str(path)!r}: no files of dataset.layout {layout}; see data/README.md")
@@ -102,7 +105,7 @@ def choose_layout(path: Path, layout: str, fitting: list[Candidate]) -> Candidat
             "prompts.txt, or a .txt file beside each video (data/README.md shows these and other layouts)"
         )
     if len(fitting) > 1:
-        names = ", ".join(candidate.description for candidate in fitting)
+        names = ", ".join(str(candidate) for candidate in fitting)
         raise UserError(
             f"dataset.path {str(path)!r}: more than one caption layout fits: {names}; keep one of them, name its "
             "file in dataset.path, or set dataset.layout"

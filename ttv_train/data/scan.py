@@ -89,7 +89,7 @@ def scan(
     """
     if config.split == "shots":
         require_detector()
-    num_workers = num_workers or min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    num_workers = num_workers or min(os.cpu_count() or 1, MOST_WORKERS)
     cutter = Cutter.of(config)
     decoders: queue.SimpleQueue[ClipDecoder] = queue.SimpleQueue()
     owned = [ClipDecoder(config) for _ in range(num_workers)]

@@ -39,10 +39,21 @@ def test_a_caption_file_can_be_named_where_several_fit(tmp_path):
     with pytest.raises(UserError, match=r"more than one caption layout fits: one\.jsonl, two\.jsonl; .*\.layout"):
         read_dataset(tmp_path)
     assert read_dataset(tmp_path / "two.jsonl")[0][0].caption == "two.jsonl"
+    with pytest.raises(UserError, match=r"dog\.mp4': not a caption file, tar shard or table"):
+        read_dataset(tmp_path / "dog.mp4")
     (tmp_path / "dog.txt").write_text("Beside.")
     assert read_dataset(tmp_path, "sidecars")[0][0].caption == "Beside."
     with pytest.raises(UserError, match=r"no files of dataset\.layout parquet"):
         read_dataset(tmp_path, "parquet")
+
+
+def test_one_of_several_shards_or_tables_can_be_named(tmp_path):
+    LAYOUTS["webdataset"](tmp_path / "tar")
+    assert [source.name for source in read_dataset(tmp_path / "tar/000001.tar")[0]] == ["000001.tar/towers.mp4"]
+    assert len(read_dataset(tmp_path / "tar")[0]) == 2
+    LAYOUTS["Parquet of paths"](tmp_path / "set")
+    pq.write_table(pa.table({"path": [NAMES[0]], "text": ["Another."]}), tmp_path / "set/other.parquet")
+    assert [source.caption for source in read_dataset(tmp_path / "set/other.parquet")[0]] == ["Another."]
 
 
 def test_images_are_videos_of_one_frame_where_a_bucket_has_one(tmp_path):

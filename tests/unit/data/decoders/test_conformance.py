@@ -2,6 +2,7 @@
 
 import shutil
 
+import av
 import numpy as np
 import pytest
 
@@ -98,3 +99,29 @@ def test_truncated_files_are_refused_and_damage_is_no_other_frame(decoder, folde
             assert decoder.name in ("torchcodec", "decord")
         else:
             assert numbers == list(range(start, start + 12))
+
+
+COLOURS = {
+    "smpte170m": ("colormatrix=smpte170m", "yuv420p"),
+    "bt709": ("colormatrix=bt709:colorprim=bt709:transfer=bt709", "yuv420p"),
+    "full_range": ("colormatrix=bt709:range=pc", "yuvj420p"),
+    "bt2020": ("colormatrix=bt2020nc", "yuv420p10le"),
+}
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_colour_matrix_and_range_are_honoured(decoder, folder, name):
+    parameters, pix_fmt = COLOURS[name]
+    blocks = np.random.default_rng(1).integers(0, 255, (2, 3, 3), dtype=np.uint8)
+    original = np.kron(blocks, np.ones((64, 64, 1), dtype=np.uint8))
+    path = folder / f"colours_{name}.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=24, options={"x264-params": f"log-level=error:qp=8:{parameters}"})
+        stream.width, stream.height, stream.pix_fmt = 192, 128, pix_fmt
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(original, format="rgb24")))
+        container.mux(stream.encode())
+    (expected,) = ffmpeg_frames(path, 128, 192)
+    frame = decoder.decode(Clip(source_of(path), "", (1, 128, 192), 0.0, 1.0, 0, False))[0].numpy()
+    assert np.abs(frame.astype(int) - expected).mean() < 2
+    # The encoder was given BT.601 whatever the tag says, so a decoder that follows another tag gives other colours.
+    assert (np.abs(frame.astype(int) - original).mean() < 3) == (name in ("smpte170m",))
