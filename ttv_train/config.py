@@ -463,6 +463,9 @@ class SamplingConfig(Section):
     """One that fits the objective and the family; `null` takes the family's own."""
     guidance_scale: float = Field(6.0, ge=1)
     """Classifier-free guidance; 1 switches it off."""
+    negative_prompt: str = ""
+    """What guidance leads away from, in words; the empty prompt by default, as in training. Not for models that have an
+    embedding of their own for it (STDiT3) or take the scale as an input (HunyuanVideo)."""
     other_expert_path: str | None = None
     """Transformer for the noise levels outside `objective.sigma_range`, given like `model.path`: Wan 2.2 14B is two
     models, of which a run trains one. `ttv-train export` makes such a folder of another run."""

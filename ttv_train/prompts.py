@@ -18,6 +18,7 @@ from ttv_train.encoders.first_frame import FirstFrameEncoder
 from ttv_train.encoders.text import build_text_encoder
 from ttv_train.encoders.vae.base import VideoVae
 from ttv_train.errors import UserError
+from ttv_train.parallel.agreement import on_main_rank
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +88,9 @@ def captions(store: LatentDataset) -> list[LatentEntry]:
 def encode_prompts(
     config: RunConfig, prompts: Sequence[str], device: torch.device
 ) -> tuple[list[Prompt], PromptTensors]:
-    """Prompts in the shape of the first bucket, and the empty prompt. The text encoder is freed again."""
+    """Prompts in the shape of the first bucket, and what guidance leads away from. The text encoder is freed again."""
     text_encoder = build_text_encoder(config.text_encoder, device)
-    embeds, mask = text_encoder.encode([*prompts, ""])
+    embeds, mask = text_encoder.encode([*prompts, config.sampling.negative_prompt])
     bucket = parse_bucket(config.dataset.buckets[0])
     requests = []
     for i, text in enumerate(prompts):
@@ -97,6 +98,18 @@ def encode_prompts(
         key = f"{text} #{list(prompts[:i]).count(text)}"
         requests.append(Prompt(text, key, (embeds[i], mask[i]), bucket, config.dataset.fps))
     return requests, (embeds[-1], mask[-1])
+
+
+def negative_prompt(config: RunConfig, empty: PromptTensors) -> PromptTensors:
+    """What guidance leads away from: `sampling.negative_prompt`, embedded on the CPU by rank 0, or else `empty`. All
+    ranks call it together."""
+    text = config.sampling.negative_prompt
+
+    def encode() -> PromptTensors:
+        embeds, mask = build_text_encoder(config.text_encoder, torch.device("cpu")).encode([text])
+        return embeds[0], mask[0]
+
+    return on_main_rank(encode) if text else empty
 
 
 def add_first_frames(

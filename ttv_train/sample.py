@@ -33,7 +33,15 @@ from ttv_train.monitor.video import write_video
 from ttv_train.parallel.agreement import on_all_ranks, on_every_rank, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.parallel.sequence.base import SequenceParallel
-from ttv_train.prompts import Prompt, PromptTensors, add_first_frames, captions, encode_prompts, stored_prompts
+from ttv_train.prompts import (
+    Prompt,
+    PromptTensors,
+    add_first_frames,
+    captions,
+    encode_prompts,
+    negative_prompt,
+    stored_prompts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +88,7 @@ def run(
         if prompts is None:
             store = on_every_rank(lambda: open_latents(config.latents, config.storage))
             requests = on_every_rank(lambda: stored_prompts(store, captions(store)))
-            null_prompt = store.null_prompt()
+            null_prompt = negative_prompt(config, store.null_prompt())
         else:
             requests, null_prompt = on_every_rank(lambda: encode_prompts(config, prompts, device))
             if images is not None:
@@ -137,11 +145,20 @@ class Sampler:
     mesh: ParallelMesh
     vae: VideoVae
     null_prompt: PromptTensors
-    """The empty prompt, for guidance."""
+    """What guidance leads away from."""
     max_text_tokens: int
     compute_dtype: torch.dtype
     config: SamplingConfig
     other_expert: OtherExpert | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UserError if the model has no use for `sampling.negative_prompt`."""
+        own = self.family.null_prompt(self.model) is not None
+        if self.config.negative_prompt and (own or self.family.embeds_guidance(self.model)):
+            reason = "has an embedding of its own for it" if own else "takes the guidance scale as an input"
+            raise UserError(
+                f"sampling.negative_prompt {self.config.negative_prompt!r}: the model {reason}; leave it out"
+            )
 
     def write_videos(self, prompts: Sequence[Prompt], run_folder: Path, folder: Path) -> list[Path]:
         """Samples the prompts, one at a time on each data-parallel rank, and writes them with their prompts.json.

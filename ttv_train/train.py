@@ -52,7 +52,7 @@ from ttv_train.monitor.summary import describe, write_summary
 from ttv_train.parallel import collectives
 from ttv_train.parallel.agreement import on_all_ranks, on_every_rank, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
-from ttv_train.prompts import stored_prompts
+from ttv_train.prompts import negative_prompt, stored_prompts
 from ttv_train.report import write_report
 from ttv_train.sample import Sampler
 from ttv_train.step import StepResult, TrainStep
@@ -225,7 +225,7 @@ class Trainer:
                 sequence=self.sequence,
                 mesh=mesh,
                 vae=build_vae(config.vae, mesh.device),
-                null_prompt=self.store.null_prompt(),
+                null_prompt=negative_prompt(config, self.store.null_prompt()),
                 max_text_tokens=max_text_tokens(config.text_encoder),
                 compute_dtype=self.compute_dtype,
                 config=config.sampling,

@@ -23,7 +23,7 @@ from ttv_train.models import FAMILIES
 from ttv_train.models.build import build_model
 from ttv_train.monitor.samples import read_samples
 from ttv_train.parallel.mesh import build_mesh, distributed
-from ttv_train.prompts import captions, stored_prompts
+from ttv_train.prompts import captions, negative_prompt, stored_prompts
 
 BUCKET = (4, 48, 32)
 
@@ -99,6 +99,41 @@ def test_the_average_is_used_unless_the_weights_are_wanted(tmp_path):
         *sample.run(config, checkpoint=checkpoint, prompts=["A dog"], use_ema=False, output=tmp_path / "weights")
     )
     assert np.abs(averaged - trained).mean() > 1
+
+
+def test_guidance_leads_away_from_the_negative_prompt(tmp_path):
+    config = run_config(tmp_path)
+    save(config, 3, average=1.0)
+    negative = parse_config(
+        config.model_dump() | {"sampling": {**config.sampling.model_dump(), "negative_prompt": "A"}}
+    )
+    plain, other = (
+        frames(*sample.run(each, prompts=["A dog"], output=tmp_path / name))
+        for each, name in ((config, "plain"), (negative, "other"))
+    )
+    assert np.abs(plain - other).max() > 0
+    store = FakeStore(config, ["A dog"])
+    embeds, mask = store.text_encoder.encode(["A"])
+    found = negative_prompt(negative, (torch.zeros(1, 8), torch.ones(1, dtype=torch.bool)))
+    assert torch.equal(found[0], embeds[0])
+    assert torch.equal(found[1], mask[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "extra", "reason"),
+    [
+        ("stdit3", {}, "has an embedding of its own for it"),
+        ("hunyuan_video", {"guidance_embeds": True}, "takes the guidance scale as an input"),
+    ],
+)
+def test_a_negative_prompt_that_nothing_would_read_is_refused(tmp_path, family, extra, reason):
+    config = run_config(tmp_path).model_dump()
+    config["model"] = {"family": family, "config": TINY[family] | extra}
+    config["objective"] = {"kind": "flow_matching"}
+    save(parse_config(config), 3)
+    config["sampling"]["negative_prompt"] = "blurry"
+    with pytest.raises(UserError, match=f"negative_prompt 'blurry': the model {reason}; leave it out"):
+        sample.run(parse_config(config), prompts=["A dog"])
 
 
 def test_without_an_intact_checkpoint_nothing_is_sampled(tmp_path):
