@@ -100,3 +100,20 @@ def test_two_processes_at_once(folder):
     wanted = [part(name, content, i * MIB // 4, MIB // 4) for name, content in contents.items() for i in range(8)]
     with multiprocessing.get_context("forkserver").Pool(2) as pool:
         assert pool.starmap(read_shuffled, [(folder.url, wanted, seed) for seed in range(2)]) == [True, True]
+
+
+def test_any_s3_endpoint_through_the_environment(cluster, monkeypatch):
+    """`s3://` as for Amazon's, here with Alluxio's proxy behind it."""
+    (cluster.ufs / "s3-bucket").mkdir()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{cluster.ports['proxy.web']}/api/v1/s3")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none-needed")
+    store = open_store("s3://s3-bucket/set", CONFIG)
+    content = os.urandom(3 * MIB)
+    store.put("shards/a.tar", content)
+    assert store.read_range(part("shards/a.tar", content, 5, 2 * MIB)) == content[5 : 5 + 2 * MIB]
+    assert (store.size("shards/a.tar"), store.exists("b")) == (3 * MIB, False)
+    with pytest.raises(FileNotFoundError):
+        store.read("b")
+    store.delete_folder("shards")
+    assert not store.exists("shards/a.tar")
