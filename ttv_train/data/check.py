@@ -12,13 +12,13 @@ from tqdm import tqdm
 from ttv_train.config import DatasetConfig, TrainingConfig
 from ttv_train.data.buckets import Bucket
 from ttv_train.data.check_page import DatasetPage
-from ttv_train.data.clips import read_sources
+from ttv_train.data.clips import usable_sources
 from ttv_train.data.dataset_manifest import KnownManifest, write_manifest
 from ttv_train.data.quarantine import QuarantineRow
 from ttv_train.data.scan import ScannedVideo, scan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileReport:
     """One line of the report."""
 
@@ -91,15 +91,16 @@ def check_data(
 
 def scan_to_manifest(config: DatasetConfig, manifest: Path | None, reports: list[FileReport]) -> Iterator[ScannedVideo]:
     """Every video of the dataset, decoded; what is none is added to `reports`, and everything to the manifest."""
-    sources, rejected = read_sources(config)
     known = KnownManifest.read(manifest, config) if manifest is not None else None
     with nullcontext() if manifest is None else write_manifest(manifest, config) as writer:
-        for row in rejected:
+
+        def reject(row: QuarantineRow) -> None:
             reports.append(FileReport(row.name, None, 0, 0, row.reason))
             if writer is not None:
-                writer.add_rejected(QuarantineRow(row.name, row.reason, "list"))
-        videos = scan(sources, config, known=known, decode_clips=True)
-        for video in tqdm(videos, "decoding", len(sources), unit="video", disable=None, leave=False, file=sys.stderr):
+                writer.add_rejected(row)
+
+        videos = scan(usable_sources(config, reject), config, known=known, decode_clips=True)
+        for video in tqdm(videos, "decoding", unit="video", disable=None, leave=False, file=sys.stderr):
             if writer is not None:
                 writer.add(video, were_decoded=True)
             yield video

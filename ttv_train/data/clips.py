@@ -1,6 +1,6 @@
 """The clips of a dataset: every usable video cut into pieces of one bucket each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from ttv_train.config import DatasetConfig, parse_bucket
 from ttv_train.data.buckets import Bucket
 from ttv_train.data.cut import Clip
 from ttv_train.data.dataset_manifest import KnownManifest, write_manifest
-from ttv_train.data.formats import RejectedSource, VideoSource, read_dataset
+from ttv_train.data.formats import VideoSource, iter_dataset
 from ttv_train.data.quarantine import QuarantineRow
 from ttv_train.data.scan import scan
 from ttv_train.errors import UserError
 
-__all__ = ["Clip", "check_num_frames", "list_clips", "read_sources"]
+__all__ = ["Clip", "check_num_frames", "list_clips", "usable_sources"]
 
 
 def list_clips(
@@ -36,33 +36,37 @@ def list_clips(
         The clips; and a row for every file, or row of a caption file, that gives none.
 
     Raises:
-        UserError: as `read_dataset`; or the encoder does not take the length of a bucket.
+        UserError: as `iter_dataset`; or the encoder does not take the length of a bucket.
     """
     if valid_num_frames is not None:
         check_num_frames([parse_bucket(bucket) for bucket in config.buckets], valid_num_frames)
-    sources, rejected = read_sources(config)
-    quarantined = [QuarantineRow(source.name, source.reason, "list") for source in rejected]
     clips: list[Clip] = []
+    rejected: list[QuarantineRow] = []
+    quarantined: list[QuarantineRow] = []
     known = KnownManifest.read(manifest, config) if manifest is not None else None
     with nullcontext() if manifest is None else write_manifest(manifest, config) as writer:
-        if writer is not None:
-            for row in quarantined:
-                writer.add_rejected(row)
-        for video in scan(sources, config, known=known, num_workers=num_workers):
+        for video in scan(usable_sources(config, rejected.append), config, known=known, num_workers=num_workers):
             clips += video.clips
             reasons = video.dropped_shots if video.reason is None else [video.reason]
             quarantined += [QuarantineRow(video.source.name, reason, "probe") for reason in reasons]
             if writer is not None:
                 writer.add(video, were_decoded=False)
-    return clips, quarantined
+        if writer is not None:
+            for row in rejected:
+                writer.add_rejected(row)
+    return clips, rejected + quarantined
 
 
-def read_sources(config: DatasetConfig) -> tuple[list[VideoSource], list[RejectedSource]]:
-    """The videos of a dataset, and what in it is none. UserError as `read_dataset`."""
+def usable_sources(config: DatasetConfig, on_rejected: Callable[[QuarantineRow], None]) -> Iterator[VideoSource]:
+    """The videos of a dataset; what in it is none goes to `on_rejected`. UserError as `iter_dataset`."""
     if not config.path:
         raise UserError("dataset.path is not set; it names the folder of clips and captions")
     with_images = any(parse_bucket(bucket)[0] == 1 for bucket in config.buckets)
-    return read_dataset(Path(config.path), config.layout, with_images)
+    for item in iter_dataset(Path(config.path), config.layout, with_images):
+        if isinstance(item, VideoSource):
+            yield item
+        else:
+            on_rejected(QuarantineRow(item.name, item.reason, "list"))
 
 
 def check_num_frames(buckets: Sequence[Bucket], valid_num_frames: Callable[[int], bool]) -> None:

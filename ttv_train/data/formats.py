@@ -49,10 +49,22 @@ class RejectedSource:
 def read_dataset(
     path: Path, layout: str = "auto", with_images: bool = False
 ) -> tuple[list[VideoSource], list[RejectedSource]]:
+    """All that `iter_dataset` gives, the clips and what is none apart."""
+    sources: list[VideoSource] = []
+    rejected: list[RejectedSource] = []
+    for item in iter_dataset(path, layout, with_images):
+        if isinstance(item, VideoSource):
+            sources.append(item)
+        else:
+            rejected.append(item)
+    return sources, rejected
+
+
+def iter_dataset(path: Path, layout: str = "auto", with_images: bool = False) -> Iterator[VideoSource | RejectedSource]:
     """The clips of a dataset folder in the order of its caption file, and everything in it that is not one.
 
-    Rows and files are only looked at inside the folder: `..`, absolute paths and symbolic links that lead out of it are
-    rejected, not followed.
+    Only the names of files are held in memory. Rows and files are only looked at inside the folder: `..`, absolute
+    paths and symbolic links that lead out of it are rejected, not followed.
 
     Args:
         path: the folder; or its caption file, tar shard or table, where it has several.
@@ -70,23 +82,21 @@ def read_dataset(
     find = partial(find_media, suffixes=suffixes)
     only = None if path.is_dir() else path.name
     chosen = choose_layout(path, layout, list(find_layouts(root, videos, find, suffixes, only)))
-    sources: dict[str, VideoSource] = {}
-    rejected = []
-    mentioned = set()
+    mentioned, used = set(), set()
     for row in chosen.rows():
         name = file_name(row, root)
         mentioned.add(name)
         try:
             source = check_row(row, root, name)
-            if name in sources:
+            if name in used:
                 raise BadRow("duplicate row")
         except BadRow as bad:
-            rejected.append(RejectedSource(name, str(bad)))
+            yield RejectedSource(name, str(bad))
         else:
-            sources[name] = source
+            used.add(name)
+            yield source
     if chosen.names_every_video:
-        rejected += [RejectedSource(video, "no caption row") for video in videos if video not in mentioned]
-    return list(sources.values()), rejected
+        yield from (RejectedSource(video, "no caption row") for video in videos if video not in mentioned)
 
 
 def choose_layout(path: Path, layout: str, fitting: list[Candidate]) -> Candidate:
