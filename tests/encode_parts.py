@@ -44,6 +44,9 @@ class FakeDecoder:
     def __exit__(self, *error: object) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def decode(self, clip: Clip) -> torch.Tensor:
         if "broken" in clip.source.name:
             raise BadVideoError("no frame can be decoded")

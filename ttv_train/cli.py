@@ -18,6 +18,7 @@ from ttv_train.errors import UserError
 
 LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 PR_SET_PDEATHSIG = 1
+STOPPED = 128 + signal.SIGTERM
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -135,7 +136,10 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     if options.command == "encode":
         from ttv_train import encode
 
-        print_once(encode.run(config))
+        summary = encode.run(config)
+        if summary is None:
+            return STOPPED
+        print_once(summary)
     elif options.command == "train":
         from ttv_train import train
 

@@ -228,6 +228,19 @@ class LatentsConfig(Section):
     """Training stops when a larger part of the samples fails its checksum; fewer are replaced and reported."""
 
 
+class EncodingConfig(Section):
+    """How `encode` shares and overlaps its work."""
+
+    lease_seconds: float = Field(60.0, gt=0)
+    """A worker that shows no sign of life for so long loses its unit to another one. The lease of a process of the same
+    machine that has died is free at once."""
+    decode_workers: int | None = Field(None, ge=1)
+    """Processes that decode clips ahead of the encoder; `null` takes one per core but one, up to 8."""
+    prefetch_batches: int = Field(4, ge=1)
+    """Decoded batches that wait for the encoder, at most. A batch is one clip, or several that together have no more
+    pixels than 49x480x720."""
+
+
 class StorageConfig(Section):
     """How encoded data is reached: local folders, mounts, object stores, Alluxio. Credentials are never given here but
     come from the environment or from provider files such as ``~/.aws``."""
@@ -506,6 +519,7 @@ class RunConfig(Section):
     text_encoder: TextEncoderConfig = HashTextEncoderConfig(kind="hash")
     first_frame: FirstFrameConfig = FirstFrameConfig()
     latents: LatentsConfig = LatentsConfig()
+    encoding: EncodingConfig = EncodingConfig()
     storage: StorageConfig = StorageConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

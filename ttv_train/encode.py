@@ -1,20 +1,22 @@
 """The encoding job, top to bottom: plan, encode unit by unit, commit.
 
 Clips and captions become latent shards. What an earlier job has committed is kept where it is fresh; stale samples
-leave the manifest. Killed at any moment and run again, on any number of ranks, the job ends with the same bytes.
+leave the manifest. Any number of workers share the job, see `encoding.leases`. Killed at any moment and run again, the
+job ends with the same bytes.
 """
 
 import logging
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
-from ttv_train.checkpoint.lock import lock_run_folder
+from ttv_train.checkpoint.lock import lock_run_folder, wait_for_lock
 from ttv_train.config import RunConfig, parse_bucket
 from ttv_train.data.clips import Clip, list_clips
 from ttv_train.data.decode import ClipDecoder
@@ -27,19 +29,25 @@ from ttv_train.data.manifest import (
     Manifest,
     StoredObject,
     is_intact,
-    is_stored,
     put_index,
     put_manifest,
     read_index,
     read_manifest,
+    stored_objects,
 )
 from ttv_train.data.probe import BadVideoError
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
-from ttv_train.data.shards import LatentSample, put_null_prompt, put_shard
-from ttv_train.data.units import RECORDS_FOLDER, UnitRecord, WorkUnit, clip_key, plan_units, put_record, read_record
+from ttv_train.data.shards import LatentSample, put_null_prompt
+from ttv_train.data.units import RECORDS_FOLDER, WorkUnit, clip_key, plan_units, read_records
 from ttv_train.devices import get_backend
 from ttv_train.encoders import dataset_fingerprint
 from ttv_train.encoders.clip_encoder import ClipEncoder, EncodedClip, NonFiniteError
+from ttv_train.encoding.claims import Claims
+from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
+from ttv_train.encoding.leases import Leases
+from ttv_train.encoding.progress import EncodeProgress
+from ttv_train.encoding.stopping import StopSignal
+from ttv_train.encoding.writing import ShardWriter
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank, world_rank, world_size
 from ttv_train.parallel.mesh import distributed
@@ -49,10 +57,10 @@ logger = logging.getLogger(__name__)
 
 DATASET_MANIFEST = "dataset.parquet"
 """In the output folder; from it a rerun knows the videos that have not changed."""
+SCAN_LOCK = ".scan.lock"
 LONGEST_WAIT = timedelta(days=30)
 """Ranks meet only before and after the work, so the first one to finish may wait as long as the job lasts."""
-MAX_PIXELS_PER_BATCH = 49 * 480 * 720
-"""Small clips go through the VAE together, up to as many pixels as one clip of CogVideoX has."""
+MOST_DECODE_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -60,24 +68,41 @@ class EncodeSummary:
     """What an encoding job came to."""
 
     encoded: int
-    """Clips that this call encoded."""
+    """Clips that this call encoded, on all its ranks."""
     reused: int
-    """Clips that were encoded before and are fresh."""
+    """Clips that were encoded before and are fresh, or that other workers encoded meanwhile."""
     quarantined: int
     """Files and clips that were left out."""
     encoded_in_float32: int
     """Encodings that overflowed in the encoder's own type and were repeated."""
     frames: int
     """Frames that this call encoded."""
+    device_busy: float
+    """Part of the time during which the device was encoding, from the first batch to the last; the ranks' mean."""
     shards: int
     """Shards of the committed dataset."""
     seconds: float
 
     def __str__(self) -> str:
+        rate = f", {self.frames / self.seconds:.1f} frames/s, device busy {self.device_busy:.0%}" if self.frames else ""
         return (
-            f"encoded {self.encoded} clips ({self.frames} frames) in {self.seconds:.1f} s, reused {self.reused}, "
+            f"encoded {self.encoded} clips ({self.frames} frames) in {self.seconds:.1f} s{rate}, reused {self.reused}, "
             f"quarantined {self.quarantined}; {self.encoded + self.reused} samples in {self.shards} shards"
         )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one worker did."""
+
+    clips: int = 0
+    frames: int = 0
+    encoded_in_float32: int = 0
+    busy_seconds: float = 0.0
+    seconds: float = 0.0
+    """From its first batch to its last."""
+    is_stopped: bool = False
+    """It was asked to stop and has given back what it had not finished."""
 
 
 @dataclass(frozen=True)
@@ -100,30 +125,48 @@ class Plan:
     """Files and clips that were left out before decoding."""
 
 
-def run(config: RunConfig) -> EncodeSummary:
-    """Encodes the dataset of `config`, as one process or as a rank of a launcher's process group.
+def run(config: RunConfig) -> EncodeSummary | None:
+    """Encodes the dataset of `config`, as one process, as a rank of a launcher's process group, or as one of several
+    workers that know nothing of each other and share `latents.path`.
+
+    Returns:
+        What it came to; None if the job was stopped by SIGTERM: the next one goes on from there.
 
     Raises:
         UserError: on every rank, for anything wrong with the config, the dataset or the store.
     """
     with (
         distributed(get_backend(config.device.backend), LONGEST_WAIT.total_seconds()) as device,
-        lock_run_folder(Path(config.output_dir)),
+        lock_run_folder(Path(config.output_dir), shared=True),
     ):
-        return encode_dataset(config, device)
+        try:
+            return encode_dataset(config, device)
+        except OSError as error:
+            raise UserError(
+                f"latents.path {config.latents.path}: {error}; see that the storage is up, then start again: the job "
+                "goes on from where it is"
+            ) from error
 
 
-def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary:
+def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | None:
     """`run` inside a process group, if there is one."""
     started = time.monotonic()
     if not config.latents.path:
         raise UserError("latents.path is not set; name the folder or URL that the encoded dataset goes to")
     store = open_store(config.latents.path, config.storage)
     encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame)
-    plan = on_main_rank(lambda: make_plan(config, store, encoder))
-    mine = plan.pending[world_rank() :: world_size()]
-    num_float32 = sum(on_all_ranks(lambda: encode_units(config, store, encoder, mine)))
-    return on_main_rank(lambda: commit(config, store, encoder, plan, num_float32, started))
+    tallies: list[Tally] = []
+    while True:
+        plan = on_main_rank(partial(make_plan, config, store, encoder))
+        tallies += on_all_ranks(partial(encode_units, config, store, encoder, plan))
+        if any(tally.is_stopped for tally in tallies):
+            logger.info("stopped by SIGTERM; the same command goes on from there")
+            return None
+        manifest = on_main_rank(partial(commit, config, store, encoder, plan))
+        if manifest is not None:
+            break
+        # Another worker has committed meanwhile and removed the records: what it committed is fresh now.
+    return summarize(plan, manifest, tallies, time.monotonic() - started)
 
 
 def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
@@ -135,9 +178,9 @@ def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
     for bucket in config.dataset.buckets:
         encoder.vae.latent_shape(*parse_bucket(bucket))
     store.remove_partial_files()
-    clips, rejected = list_clips(
-        config.dataset, encoder.vae.valid_num_frames, manifest=Path(config.output_dir) / DATASET_MANIFEST
-    )
+    output = Path(config.output_dir)
+    with wait_for_lock(output / SCAN_LOCK):  # the next worker reads the manifest instead of the videos
+        clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=output / DATASET_MANIFEST)
     wanted: dict[str, Clip] = {}
     for clip in clips:
         key = clip_key(
@@ -153,7 +196,7 @@ def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
             wanted[key] = clip
     fresh, shards, null_prompt = committed(store, wanted, encoder.text_encoder.fingerprint)
     units = plan_units(wanted, fresh, config.latents.samples_per_shard)
-    pending = [unit for unit in units if read_record(store, unit) is None]
+    pending = [unit for unit, record in zip(units, read_records(store, units), strict=True) if record is None]
     return Plan(wanted, fresh, units, pending, shards, null_prompt, rejected)
 
 
@@ -166,67 +209,82 @@ def committed(
         index = read_index(store, manifest)
     except DamagedStoreError:
         return {}, {}, None
-    shards = {shard.name: shard for shard in manifest.shards if is_stored(store, shard)}
+    shards = {shard.name: shard for shard in stored_objects(store, manifest.shards)}
     fresh = {entry.key: entry for entry in index.entries if entry.key in wanted and entry.shard in shards}
     same_text_encoder = index.text_encoder_fingerprint == text_encoder_fingerprint
     keeps_null_prompt = same_text_encoder and is_intact(store, manifest.null_prompt)
     return fresh, shards, manifest.null_prompt if keeps_null_prompt else None
 
 
-def encode_units(config: RunConfig, store: Store, encoder: ClipEncoder, units: Sequence[WorkUnit]) -> int:
-    """Encodes this rank's units; returns how many encodings were repeated in float32."""
-    if not units:
-        return 0
-    total = sum(len(unit.clips) for unit in units)
+def encode_units(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) -> Tally:
+    """Encodes units of the plan until all are finished, by this worker or by others."""
+    if not plan.pending:
+        return Tally()
+    total = sum(len(unit.clips) for unit in plan.pending)
     label = "encode" if world_size() == 1 else f"encode (rank 0 of {world_size()})"
-    frames = 0
+    settings = config.encoding
     with (
-        ClipDecoder(config.dataset) as decoder,
-        tqdm(total=total, desc=label, unit="clip", disable=world_rank() != 0) as progress,
+        Leases(store, f"{plan.pending[0].folder}/leases", settings.lease_seconds) as leases,
+        StopSignal(before_exit=leases.release_all) as stop,
+        EncodeProgress(total, label, is_shown=world_rank() == 0) as progress,
+        ShardWriter(store, on_written=lambda unit: leases.drop(unit.name)) as writer,
     ):
-        started = time.monotonic()
-        for unit in units:
+        claims = Claims(
+            store,
+            plan.pending,
+            leases,
+            stop=lambda: stop.is_requested,
+            on_done=lambda unit: progress.skip(len(unit.clips)),
+        )
+        workers = settings.decode_workers or default_decode_workers()
+        with DecodeAhead(config.dataset, claims, workers, settings.prefetch_batches, ClipDecoder) as batches:
             samples: list[LatentSample] = []
             rejected: list[QuarantineRow] = []
-            for batch in decode_batches(decoder, unit, rejected):
-                samples += encode_batch(encoder, batch, rejected)
-                frames += sum(clip.bucket[0] for _, clip, _ in batch)
-                progress.set_postfix_str(f"{frames / (time.monotonic() - started):.1f} frames/s", refresh=False)
-                progress.update(len(batch))
-            shard, entries = put_shard(store, samples) if samples else (None, [])
-            put_record(store, unit, UnitRecord(shard, entries, rejected))
-            progress.update(sum(row.stage == "decode" for row in rejected))
-    return encoder.num_float32
+            for batch in batches:
+                if stop.is_requested:
+                    break
+                results = batch.results()
+                with progress.encoding():
+                    encoded = encode_batch(encoder, batch.clips, results, rejected)
+                progress.add(len(encoded), sum(sample.entry.bucket[0] for sample in encoded))
+                progress.skip(len(results) - len(encoded))
+                samples += encoded
+                if batch.is_last:
+                    writer.write(batch.unit, samples, rejected)
+                    samples, rejected = [], []
+    return Tally(
+        clips=progress.clips,
+        frames=progress.frames,
+        encoded_in_float32=encoder.num_float32,
+        busy_seconds=progress.busy_seconds,
+        seconds=progress.seconds,
+        is_stopped=stop.is_requested,
+    )
 
 
-DecodedClip = tuple[str, Clip, torch.Tensor]
-
-
-def decode_batches(decoder: ClipDecoder, unit: WorkUnit, rejected: list[QuarantineRow]) -> Iterator[list[DecodedClip]]:
-    """Batches of a unit's clips, each of one bucket. Clips that cannot be decoded are added to `rejected`."""
-    batch: list[DecodedClip] = []
-    for key, clip in unit.clips:
-        frames, height, width = clip.bucket
-        if batch and (
-            batch[0][1].bucket != clip.bucket or (len(batch) + 1) * frames * height * width > MAX_PIXELS_PER_BATCH
-        ):
-            yield batch
-            batch = []
-        try:
-            batch.append((key, clip, decoder.decode(clip)))
-        except BadVideoError as error:
-            rejected.append(QuarantineRow(name=clip.source.name, reason=str(error), stage="decode"))
-    if batch:
-        yield batch
+def default_decode_workers() -> int:
+    """One core is for the encoder."""
+    return max(1, min(MOST_DECODE_WORKERS, len(os.sched_getaffinity(0)) - 1))
 
 
 def encode_batch(
-    encoder: ClipEncoder, batch: Sequence[DecodedClip], rejected: list[QuarantineRow]
+    encoder: ClipEncoder,
+    clips: Sequence[tuple[str, Clip]],
+    videos: Sequence[DecodeResult],
+    rejected: list[QuarantineRow],
 ) -> list[LatentSample]:
-    """Samples of a batch of clips. Clips that cannot be encoded are added to `rejected`."""
-    encodings = encoder.encode([video for _, _, video in batch], [clip.source.caption for _, clip, _ in batch])
+    """Samples of clips of one bucket. Those that could not be decoded or cannot be encoded are added to `rejected`."""
+    decoded: list[tuple[str, Clip, torch.Tensor]] = []
+    for (key, clip), video in zip(clips, videos, strict=True):
+        if isinstance(video, BadVideoError):
+            rejected.append(QuarantineRow(name=clip.source.name, reason=str(video), stage="decode"))
+        else:
+            decoded.append((key, clip, video))
+    if not decoded:
+        return []
+    encodings = encoder.encode([video for _, _, video in decoded], [clip.source.caption for _, clip, _ in decoded])
     samples = []
-    for (key, clip, _), encoded in zip(batch, encodings, strict=True):
+    for (key, clip, _), encoded in zip(decoded, encodings, strict=True):
         if isinstance(encoded, NonFiniteError):
             rejected.append(QuarantineRow(name=clip.source.name, reason=str(encoded), stage="encode"))
         else:
@@ -259,22 +317,20 @@ def make_sample(key: str, clip: Clip, encoded: EncodedClip) -> LatentSample:
     )
 
 
-def commit(
-    config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan, num_float32: int, started: float
-) -> EncodeSummary:
-    """Publishes the dataset: index, then manifest; then removes the records of the units.
+def commit(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) -> Manifest | None:
+    """Publishes the dataset: index, then manifest; then removes what workers have noted. Any worker may do it; several
+    do the same.
+
+    Returns:
+        The manifest; None if records of finished units are gone.
 
     Raises:
-        UserError: not one clip could be encoded, or another job has removed the records of this one.
+        UserError: not one clip could be encoded.
     """
     rejected, shards, found = list(plan.rejected), dict(plan.shards), dict(plan.fresh)
-    for unit in plan.units:
-        record = read_record(store, unit)
+    for record in read_records(store, plan.units):
         if record is None:
-            raise UserError(
-                f"latents.path {store.url}: {unit.record_name} is gone; another encoding job has finished there: start "
-                "this one again, it goes on from where it is"
-            )
+            return None
         rejected += record.rejected
         found.update((entry.key, entry) for entry in record.entries)
         if record.shard is not None:
@@ -299,6 +355,7 @@ def commit(
         decode_version=DECODE_VERSION,
         fingerprint=dataset_fingerprint(encoder.visual_fingerprint, encoder.text_encoder, config.dataset),
         normalization=encoder.vae.normalization,
+        num_samples=len(entries),
         num_quarantined=len(rejected),
         null_prompt=plan.null_prompt or put_null_prompt(store, *encoder.encode_null_prompt()),
         index=put_index(store, LatentIndex(encoder.visual_fingerprint, encoder.text_encoder.fingerprint, entries)),
@@ -306,13 +363,20 @@ def commit(
     )
     put_manifest(store, manifest)
     store.delete_folder(RECORDS_FOLDER)
-    encoded = {key for unit in plan.pending for key, _ in unit.clips if key in found}
+    return manifest
+
+
+def summarize(plan: Plan, manifest: Manifest, tallies: Sequence[Tally], seconds: float) -> EncodeSummary:
+    """The figures of a committed job."""
+    encoded = sum(tally.clips for tally in tallies)
+    wall_seconds = sum(tally.seconds for tally in tallies)
     return EncodeSummary(
-        encoded=len(encoded),
-        reused=len(entries) - len(encoded),
-        quarantined=len(rejected),
-        encoded_in_float32=num_float32,
-        frames=sum(plan.wanted[key].bucket[0] for key in encoded),
-        shards=len(used),
-        seconds=time.monotonic() - started,
+        encoded=encoded,
+        reused=manifest.num_samples - encoded,
+        quarantined=manifest.num_quarantined,
+        encoded_in_float32=sum(tally.encoded_in_float32 for tally in tallies),
+        frames=sum(tally.frames for tally in tallies),
+        device_busy=sum(tally.busy_seconds for tally in tallies) / wall_seconds if wall_seconds else 0.0,
+        shards=len(manifest.shards),
+        seconds=seconds,
     )

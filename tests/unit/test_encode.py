@@ -11,6 +11,7 @@ from ttv_train.data.shards import LatentStore
 from ttv_train.encode import EncodeSummary
 from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
 from ttv_train.encoders.clip_encoder import ClipEncoder
+from ttv_train.encoding import decoding
 from ttv_train.errors import UserError
 
 CPU = torch.device("cpu")
@@ -234,13 +235,13 @@ def test_a_flipped_byte_is_mended(job, tmp_path, prefix):
 
 
 def test_batches_are_of_one_bucket_and_bounded(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "MAX_PIXELS_PER_BATCH", 2 * 4 * 16 * 24)
+    monkeypatch.setattr(decoding, "MAX_PIXELS_PER_BATCH", 2 * 4 * 16 * 24)
     sizes = []
     encode_batch = encode.encode_batch
 
-    def spy(encoder, batch, rejected):
-        sizes.append((len(batch), len({clip.bucket for _, clip, _ in batch})))
-        return encode_batch(encoder, batch, rejected)
+    def spy(encoder, clips, videos, rejected):
+        sizes.append((len(clips), len({clip.bucket for _, clip in clips})))
+        return encode_batch(encoder, clips, videos, rejected)
 
     monkeypatch.setattr(encode, "encode_batch", spy)
     job(make_config(tmp_path, latents={"samples_per_shard": 8}), [make_clip(number) for number in range(8)])

@@ -5,6 +5,7 @@ A later scan takes from it what it knows of files whose size, time of change and
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -117,7 +118,7 @@ class ManifestWriter:
 def write_manifest(path: Path, config: DatasetConfig) -> Iterator[ManifestWriter]:
     """Writes a manifest; it replaces the one that is there at the end of the body, and only then."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.tmp")
+    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
     schema = SCHEMA.with_metadata({MANIFEST_MARK: json.dumps(settings_of(config))})
     try:
         with pq.ParquetWriter(partial, schema, compression="zstd") as parquet:

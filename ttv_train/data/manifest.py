@@ -9,6 +9,8 @@ Everything but the manifest is named by its content and never changes. Readers f
 """
 
 import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from ttv_train.encoders.vae.base import LatentNormalization
 from ttv_train.errors import UserError
 from ttv_train.storage import ByteRange, DamagedReadError, Store, StoreUnavailableError
 
+REQUESTS_AT_A_TIME = 32
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
 DECODE_VERSION = 1
@@ -83,6 +86,7 @@ class Manifest:
     fingerprint: str
     """See `ttv_train.encoders.encoder_fingerprint`."""
     normalization: LatentNormalization
+    num_samples: int
     num_quarantined: int
     """Clips and files that were left out."""
     null_prompt: StoredObject
@@ -160,6 +164,13 @@ def is_intact(store: Store, stored: StoredObject) -> bool:
 def is_stored(store: Store, stored: StoredObject) -> bool:
     """Whether an object is there, by its size; its bytes are verified when it is read."""
     return store.size(stored.name) == stored.size
+
+
+def stored_objects(store: Store, objects: Sequence[StoredObject]) -> list[StoredObject]:
+    """Those that are there, by their size; asks for several at a time."""
+    with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as pool:
+        found = list(pool.map(lambda stored: is_stored(store, stored), objects))
+    return [stored for stored, is_there in zip(objects, found, strict=True) if is_there]
 
 
 def put_index(store: Store, index: LatentIndex) -> StoredObject:

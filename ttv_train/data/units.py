@@ -1,12 +1,12 @@
 """What the encoding job has to do, cut into units that a killed job repeats as a whole.
 
-A unit's clips are decided by the dataset and by what was committed before, not by the number of ranks. Each finished
-unit leaves a record in the store, named by its clips; a rerun skips the units whose record is there, and the records
-are removed once the manifest is committed.
+A unit's clips are decided by the dataset and by what was committed before, not by the number of workers. Each finished
+unit leaves a record in the store, `units/PLAN/UNIT.json`, named by its clips; a rerun skips the units whose record is
+there, and all records are removed once the manifest is committed.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ttv_train.data.clips import Clip
-from ttv_train.data.manifest import DECODE_VERSION, LatentEntry, StoredObject, is_stored
+from ttv_train.data.manifest import DECODE_VERSION, LatentEntry, StoredObject, stored_objects
 from ttv_train.data.quarantine import QuarantineRow
 from ttv_train.encoders.fingerprint import fingerprint
-from ttv_train.storage import Store
+from ttv_train.storage import ByteRange, Store
 
 KEY_LENGTH = 32
 RECORDS_FOLDER = "units"
@@ -45,12 +45,18 @@ class WorkUnit:
     """Clips that become one shard, by key."""
 
     clips: tuple[tuple[str, Clip], ...]
+    folder: str = RECORDS_FOLDER
+    """Object name prefix of what workers note about the plan of which this is a unit."""
 
     @cached_property
+    def name(self) -> str:
+        """Digest of its keys."""
+        return _digest(key for key, _ in self.clips)
+
+    @property
     def record_name(self) -> str:
         """Object name of the unit's record."""
-        digest = hashlib.sha256("\n".join(key for key, _ in self.clips).encode()).hexdigest()
-        return f"{RECORDS_FOLDER}/{digest[:KEY_LENGTH]}.json"
+        return f"{self.folder}/{self.name}.json"
 
 
 @dataclass(frozen=True)
@@ -70,20 +76,42 @@ _RECORD: TypeAdapter[Any] = TypeAdapter(UnitRecord)
 def plan_units(wanted: Mapping[str, Clip], fresh: Collection[str], samples_per_shard: int) -> list[WorkUnit]:
     """The clips of `wanted` whose key is not `fresh`, those of one bucket together so that they can be batched."""
     todo = sorted(((key, clip) for key, clip in wanted.items() if key not in fresh), key=lambda item: item[1].bucket)
+    folder = f"{RECORDS_FOLDER}/{_digest(key for key, _ in todo)}"
     return [
-        WorkUnit(tuple(todo[start : start + samples_per_shard])) for start in range(0, len(todo), samples_per_shard)
+        WorkUnit(tuple(todo[start : start + samples_per_shard]), folder)
+        for start in range(0, len(todo), samples_per_shard)
     ]
 
 
 def read_record(store: Store, unit: WorkUnit) -> UnitRecord | None:
-    """What an earlier, killed job has left of a unit; None unless its shard is there as well."""
-    try:
-        record: UnitRecord = _RECORD.validate_json(store.read(unit.record_name))
-    except (OSError, ValidationError):
-        return None
-    return record if record.shard is None or is_stored(store, record.shard) else None
+    """What a worker has left of a finished unit; None unless its shard is there as well. OSError if the store fails."""
+    return read_records(store, [unit])[0]
+
+
+def read_records(store: Store, units: Sequence[WorkUnit]) -> list[UnitRecord | None]:
+    """`read_record` of many units, several requests at a time."""
+    results = store.read_many([ByteRange(unit.record_name) for unit in units])
+    records: list[UnitRecord | None] = []
+    for result in results:
+        if isinstance(result, FileNotFoundError):
+            records.append(None)
+        elif isinstance(result, OSError):
+            raise result
+        else:
+            try:
+                records.append(_RECORD.validate_json(result))
+            except ValidationError:
+                records.append(None)
+    shards = [record.shard for record in records if record is not None and record.shard is not None]
+    stored = {shard.name for shard in stored_objects(store, shards)}
+    return [record if record is None or not record.shard or record.shard.name in stored else None for record in records]
 
 
 def put_record(store: Store, unit: WorkUnit, record: UnitRecord) -> None:
-    """Stores the record of a finished unit, whose shard must be stored already."""
-    store.put(unit.record_name, _RECORD.dump_json(record, indent=1))
+    """Stores the record of a finished unit, whose shard must be stored already, unless there is a good one."""
+    if read_record(store, unit) is None:
+        store.put(unit.record_name, _RECORD.dump_json(record, indent=1))
+
+
+def _digest(keys: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:KEY_LENGTH]

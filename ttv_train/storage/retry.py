@@ -78,21 +78,16 @@ class RetriedReads(Layer):
 
     def put(self, name: str, data: bytes) -> None:
         """See `Store.put`. Tried again like a read: writing the same object twice does no harm."""
-        deadline = self._clock() + self._deadline_seconds
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return self.inner.put(name, data)
-            except UserError as refusal:
-                cause, pause = refusal.__cause__, self._pause(attempt)
-                if not isinstance(cause, OSError) or not is_transient(cause) or cause.errno in NO_SPACE:
-                    raise
-                counters.add_error(kind_of(cause))
-                if self._clock() + pause > deadline:
-                    raise
-            counters.add("retries")
-            self._sleep(pause)
+        self._written(lambda: self.inner.put(name, data))
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See `Store.put_if_absent`. False may also mean that an earlier attempt succeeded without an answer: who needs
+        to know reads the object back."""
+        return self._written(lambda: self.inner.put_if_absent(name, data))
+
+    def delete(self, name: str) -> None:
+        """See `Store.delete`."""
+        self._retried(lambda: self.inner.delete(name))
 
     def _attempt(self, ranges: Sequence[ByteRange]) -> list[ReadResult]:
         if not self._breaker.allows():
@@ -116,6 +111,23 @@ class RetriedReads(Layer):
         if isinstance(result, OSError) and is_transient(result) and not isinstance(result, DamagedReadError):
             return StoreUnavailableError(f"{self.url} cannot be read: {result}")
         return result
+
+    def _written(self, function: Callable[[], T]) -> T:
+        deadline = self._clock() + self._deadline_seconds
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return function()
+            except UserError as refusal:
+                cause, pause = refusal.__cause__, self._pause(attempt)
+                if not isinstance(cause, OSError) or not is_transient(cause) or cause.errno in NO_SPACE:
+                    raise
+                counters.add_error(kind_of(cause))
+                if self._clock() + pause > deadline:
+                    raise
+            counters.add("retries")
+            self._sleep(pause)
 
     def _retried(self, function: Callable[[], T]) -> T:
         deadline = self._clock() + self._deadline_seconds

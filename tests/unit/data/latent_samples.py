@@ -52,6 +52,7 @@ def write_store(folder: Path, samples: list[LatentSample]) -> list[LatentEntry]:
         decode_version=DECODE_VERSION,
         fingerprint="settings",
         normalization=LatentNormalization(shift=(0.0,), scale=(0.5, 1.0, 1.5, 2.0)),
+        num_samples=len(entries),
         num_quarantined=3,
         null_prompt=put_null_prompt(store, torch.ones(6, 8), torch.arange(6) < 1),
         index=put_index(store, LatentIndex("vae", "text", entries)),
