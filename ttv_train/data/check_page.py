@@ -80,7 +80,8 @@ class DatasetPage:
             summary.kept_area += width * height
             summary.upscaled += clip.bucket[1] > video.info.height or clip.bucket[2] > video.info.width
             self._used_seconds += min(clip.bucket[0] / clip.fps, seconds)
-            if len(summary.pictures) < PICTURES_PER_BUCKET:
+            shown = [picture.name for picture in summary.pictures]
+            if len(shown) < PICTURES_PER_BUCKET and clip.source.name not in shown:
                 jpeg = self._first_frame(clip, video.info)
                 if jpeg is not None:
                     box = (100 * left, 100 * top, 100 * width, 100 * height)
