@@ -42,4 +42,4 @@ def test_every_command_of_the_readme_runs(tmp_path, capsys):
         assert main(arguments) == 0, command
         capsys.readouterr()
     assert (tmp_path / "m.parquet").exists()
-    assert "2 clips" in (tmp_path / "page.html").read_text()
+    assert "2 videos" in (tmp_path / "page.html").read_text()
