@@ -128,7 +128,7 @@ def test_a_full_cache_disk_costs_the_cache_alone(worker, encoded, expected, tmp_
         subprocess.run(["umount", "-l", str(disk)], check=True)
     assert losses(run) == expected
     storage = json.loads((run / "summary.json").read_text())["storage"]
-    assert storage["errors"]["cache_unusable"] == done.stderr.count("No space left on device") > 0
+    assert storage["errors"]["cache_full"] == done.stderr.count("No space left on device") > 0
 
 
 def test_a_warm_cache_needs_the_store_for_its_manifest_only(worker, encoded, expected, tmp_path):

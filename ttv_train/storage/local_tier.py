@@ -6,6 +6,7 @@ cache holds complete files and some ``.partial-*`` ones, which the next process 
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -44,7 +45,7 @@ class LocalTier(Layer):
         super().__init__(inner)
         self._folder, self._max_bytes, self._lock_timeout_seconds = folder, max_bytes, lock_timeout_seconds
         self._lock = threading.Lock()
-        self._is_usable = True
+        self._is_usable = self._is_writable = True
         self._filled_bytes = 0
         self._used_bytes = 0
         try:
@@ -105,7 +106,7 @@ class LocalTier(Layer):
         return content
 
     def _write_entry(self, digest: str, content: bytes) -> None:
-        if not self._is_usable or len(content) > self._max_bytes:
+        if not self._is_writable or len(content) > self._max_bytes:
             return
         path = self._path(digest)
         partial = path.with_name(f"{PARTIAL_PREFIX}{path.name}-{secrets.token_hex(8)}")
@@ -119,20 +120,22 @@ class LocalTier(Layer):
             finally:
                 partial.unlink(missing_ok=True)
         except OSError as error:
-            self._step_aside(error)
+            self._stop_writing(error)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Removes entries when the cache would outgrow its size or the disk. Each process counts what it has added and
-        looks at the folder again when that, with what was there, reaches the limit: the others add too."""
+        """Removes entries when the cache would outgrow its size. Each process counts what it has added, and looks at
+        the folder again after a quarter of the room that was left then, because the others add too.
+
+        Raises:
+            OSError: ENOSPC when the disk itself is full but for what is reserved.
+        """
         with self._lock:
-            self._filled_bytes += num_bytes
             disk = os.statvfs(self._folder)
-            free = disk.f_bavail * disk.f_frsize - num_bytes
-            too_little = free < RESERVED_SHARE * disk.f_blocks * disk.f_frsize
-            # Checked more often the fuller it is: others may add as much as this process does.
-            if not too_little and self._filled_bytes < (self._max_bytes - self._used_bytes) / 4:
-                return
-            self._used_bytes, self._filled_bytes = self._scan(num_bytes), 0
+            if disk.f_bavail * disk.f_frsize - num_bytes < RESERVED_SHARE * disk.f_blocks * disk.f_frsize:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._filled_bytes += num_bytes
+            if self._filled_bytes >= (self._max_bytes - self._used_bytes) / 4:
+                self._used_bytes, self._filled_bytes = self._scan(num_bytes), 0
 
     def _scan(self, num_bytes: int = 0) -> int:
         """Bytes of the entries, after as many were removed that `num_bytes` more fit in."""
@@ -165,12 +168,20 @@ class LocalTier(Layer):
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / digest
 
+    def _stop_writing(self, error: OSError) -> None:
+        """Keeps what is there and adds nothing more. Said once."""
+        with self._lock:
+            if not self._is_writable:
+                return
+            self._is_writable = False
+        counters.add_error("cache_full")
+        logger.warning("storage.cache_dir %s: %s; nothing more is kept there", self._folder, error.strerror)
+
     def _step_aside(self, error: OSError) -> None:
+        """Goes on without the cache. Said once."""
         with self._lock:
             if not self._is_usable:
                 return
-            self._is_usable = False
+            self._is_usable = self._is_writable = False
         counters.add_error("cache_unusable")
-        logger.warning(
-            "storage.cache_dir %s cannot be used (%s); this process goes on without it", self._folder, error.strerror
-        )
+        logger.warning("storage.cache_dir %s: %s; this process goes on without it", self._folder, error.strerror)

@@ -54,13 +54,15 @@ class RetriedReads(Layer):
         """See `Store.read_many`."""
         results: list[ReadResult] = [b""] * len(ranges)
         pending = list(range(len(ranges)))
+        times_damaged = [0] * len(ranges)
         deadline = self._clock() + self._deadline_seconds
         attempt = 0
         while pending:
             attempt += 1
             for index, result in zip(pending, self._attempt([ranges[i] for i in pending]), strict=True):
                 results[index] = result
-            pending = [index for index in pending if _is_worth_retrying(results[index], attempt)]
+                times_damaged[index] += isinstance(result, DamagedReadError)
+            pending = [i for i in pending if _may_succeed(results[i]) and times_damaged[i] < DAMAGED_ATTEMPTS]
             pause = self._pause(attempt)
             if not pending or self._clock() + pause > deadline or self._gives_up(results, pending):
                 break
@@ -95,9 +97,7 @@ class RetriedReads(Layer):
         results = self.inner.read_many(ranges)
         for result in results:
             # An answer that is wrong comes from a host that is up.
-            self._breaker.record(
-                not isinstance(result, OSError) or isinstance(result, DamagedReadError) or not is_transient(result)
-            )
+            self._breaker.record(isinstance(result, DamagedReadError) or not _may_succeed(result))
         return results
 
     def _gives_up(self, results: Sequence[ReadResult], pending: Sequence[int]) -> bool:
@@ -138,13 +138,12 @@ class RetriedReads(Layer):
                 return function()
             except OSError as error:
                 pause = self._pause(attempt)
+                counters.add_error(kind_of(error))
                 if not is_transient(error) or self._clock() + pause > deadline:
                     raise
                 counters.add("retries")
                 self._sleep(pause)
 
 
-def _is_worth_retrying(result: ReadResult, attempt: int) -> bool:
-    if isinstance(result, DamagedReadError):
-        return attempt < DAMAGED_ATTEMPTS
+def _may_succeed(result: ReadResult) -> bool:
     return isinstance(result, OSError) and is_transient(result)

@@ -78,6 +78,21 @@ def test_a_full_disk_is_reported_once_and_costs_nothing_but_the_cache(tmp_path, 
     assert not entries(tmp_path)
 
 
+def test_a_disk_that_others_have_filled_is_left_alone(tmp_path, monkeypatch):
+    door = ScriptedDoor()
+    tier = make_tier(tmp_path, door)
+    tier.read_range(part(0, 8))
+    real = os.statvfs(tmp_path)
+
+    class Full:
+        f_bavail, f_blocks, f_frsize = real.f_blocks // 100, real.f_blocks, real.f_frsize
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Full)
+    assert [tier.read_range(part(8, 8)), tier.read_range(part(0, 8))] == [CONTENT[8:16], CONTENT[:8]]
+    assert len(entries(tmp_path)) == 1
+    assert len(door.reads) == 2
+
+
 def test_a_folder_that_cannot_be_made_costs_nothing_but_the_cache(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     assert make_tier(tmp_path / "file" / "cache", ScriptedDoor()).read_range(part(0, 8)) == CONTENT[:8]

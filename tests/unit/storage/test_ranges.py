@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.storage.doors import CONTENT, ScriptedDoor, batched
@@ -10,6 +10,7 @@ RANGES = st.lists(
 )
 
 
+@settings(deadline=None)  # it starts threads
 @given(RANGES, st.integers(0, 10), st.integers(1, 40))
 def test_requests_answer_every_range_once(ranges, max_gap, max_length):
     requests = coalesce(ranges, max_gap, max_length)
