@@ -7,6 +7,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
 from av.video.reformatter import Interpolation
 
 from tests.video_files import SAMPLE, damage_frame, frame_numbers, picture, source_of, write_video
@@ -85,6 +86,23 @@ def test_every_frame_is_reached_from_a_key_frame(decoder, tmp_path, name):
         count = min(24 - start, 4)
         video = decoder.decode(make_clip(path, (count, *SIZE), float(fps), start / fps))
         assert frame_numbers(video.numpy()) == list(range(start, start + count))
+
+
+@pytest.mark.parametrize(
+    "name", ["b_frames.mp4", "open_groups.mp4", "open_groups_hevc.mp4", "b_frames.avi", "vp9.webm"]
+)
+def test_frames_that_are_passed_over_do_not_change_the_others(decoder, tmp_path, name):
+    path = write_video(tmp_path / name, **FILES[name])
+    fps = FILES[name].get("fps", 24)
+    whole = decoder.decode(make_clip(path, (24, *SIZE), float(fps)))
+    for step, first in ((2, 0), (3, 4), (5, 1)):
+        count = (23 - first) // step + 1
+        # The second clip goes on where the first one ended.
+        parts = [
+            decoder.decode(make_clip(path, (size, *SIZE), fps / step, (first + step * start) / fps))
+            for start, size in ((0, count // 2), (count // 2, count - count // 2))
+        ]
+        assert torch.cat(parts).equal(whole[first::step])
 
 
 def test_variable_frame_rate(decoder, tmp_path):
