@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 PromptTensors = tuple[torch.Tensor, torch.Tensor]
 """Embedding (L, D) and mask (L,) bool, True where there is a token."""
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
+"""The only ones that Pillow may try: each more is another parser that a file can attack."""
 DEFAULT_PROMPTS = 16
 """Captions of the dataset that are sampled when no prompt is given, at most."""
 
@@ -148,8 +150,10 @@ def read_image(path: Path, height: int, width: int) -> torch.Tensor:
         UserError: there is no such image.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=IMAGE_FORMATS) as image:
             fitted = ImageOps.fit(image.convert("RGB"), (width, height), Image.Resampling.BICUBIC)
     except (OSError, Image.DecompressionBombError) as error:
-        raise UserError(f"--image {path}: cannot be read as an image: {error}; give a PNG or JPEG file") from error
+        raise UserError(
+            f"--image {path}: not an image that can be read: {error}; give a PNG, JPEG or WebP file"
+        ) from error
     return torch.from_numpy(np.asarray(fitted).copy())

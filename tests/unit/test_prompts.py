@@ -21,6 +21,12 @@ def test_an_image_is_cropped_around_its_middle(tmp_path):
     assert (image == 200).all()
 
 
+def test_only_common_formats_are_tried(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.bmp")
+    with pytest.raises(UserError, match=r"image\.bmp: not an image that can be read: .*PNG, JPEG or WebP"):
+        prompts.read_image(tmp_path / "image.bmp", 8, 8)
+
+
 def test_a_long_dataset_is_sampled_in_part(tmp_path, caplog):
     store = SimpleNamespace(entries=[SimpleNamespace(caption=f"caption {i}") for i in range(40)])
     with caplog.at_level(logging.INFO):

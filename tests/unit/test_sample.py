@@ -180,8 +180,8 @@ def test_image_to_video_models_need_an_image_for_each_prompt(tmp_path):
     for images, message in (
         (None, "give --image FILE for each prompt"),
         ([tmp_path / "text.png"] * 2, "--image is given 2 times and --prompt 1 times"),
-        ([tmp_path / "text.png"], "cannot be read as an image"),
-        ([tmp_path / "missing.png"], "cannot be read as an image"),
+        ([tmp_path / "text.png"], "not an image that can be read"),
+        ([tmp_path / "missing.png"], "not an image that can be read"),
     ):
         with pytest.raises(UserError, match=message):
             sample.run(config, prompts=["A dog"], images=images)
