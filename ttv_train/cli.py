@@ -8,10 +8,11 @@ import math
 import os
 import signal
 import sys
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttv_train.config import RunConfig, parse_bucket
+from ttv_train.config import ModelConfig, RunConfig, Section, SequenceParallelConfig, parse_bucket
 from ttv_train.config_file import apply_overrides, load_config, parse_config
 from ttv_train.devices import prepare_environment
 from ttv_train.errors import UserError
@@ -19,6 +20,8 @@ from ttv_train.errors import UserError
 LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 PR_SET_PDEATHSIG = 1
 STOPPED = 128 + signal.SIGTERM
+FAULTS = ("skip-mask", "drop-gradient", "double-text")
+"""Keys of `ttv_train.verify.faults.FAULTS`, which cannot be imported before torch may be."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,14 +72,41 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--output", type=Path, help="Parquet file to write, a row per clip and per dropped file")
     check.add_argument("--html", type=Path, help="page to write: buckets, contact sheets, what is dropped")
+    add_verify(commands)
     report = commands.add_parser("report", help="Write report.html of a run folder.", allow_abbrev=False)
     report.add_argument("run_folder", type=Path, help="output_dir of the run")
     return parser
 
 
+def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The arguments of `verify`."""
+    verify = commands.add_parser(
+        "verify",
+        help="Prove that sequence-parallel training equals one process.",
+        description="Starts ranks on this machine and compares the loss and the gradient of every parameter with one "
+        "process, for every scheme of sequence parallelism. Exit code 1 if anything differs.",
+        allow_abbrev=False,
+    )
+    subject = verify.add_mutually_exclusive_group()
+    subject.add_argument("--config", help="verify the model of this run at the sizes of its buckets")
+    subject.add_argument("--family", nargs="+", choices=options_of(ModelConfig, "family"), help="default: all of them")
+    schemes = options_of(SequenceParallelConfig, "scheme")
+    verify.add_argument("--scheme", nargs="+", choices=schemes, help="default: all of them")
+    verify.add_argument("--degree", nargs="+", type=int, default=[1, 2, 3, 4], help="ranks; default: 1 2 3 4")
+    verify.add_argument("--dtype", choices=["float64", "float32"], default="float64", help="default: float64")
+    verify.add_argument("--inject", choices=FAULTS, help="make this mistake on purpose; it must be found")
+    verify.add_argument("--json", action="store_true", help="print JSON")
+
+
+def options_of(section: type[Section], key: str) -> tuple[str, ...]:
+    """The values that a config key may have."""
+    options: tuple[str, ...] = typing.get_args(section.model_fields[key].annotation)
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, 1 if check-data finds a bucket with nothing to train on, or 2 for a
-    mistake that the user can mend."""
+    """Runs one command; returns the exit code: 0, 1 if check-data finds a bucket with nothing to train on or verify
+    finds a difference, or 2 for a mistake that the user can mend."""
     rest, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(rest)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -131,6 +161,8 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
             # The reader of the output, such as `head`, has seen enough.
             return 1
 
+    if options.command == "verify":
+        return verify(options, overrides)
     config = load_config(options.config, overrides)
     prepare_environment(config.device.backend)
     if options.command == "encode":
@@ -167,6 +199,30 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
 
         print_once(export.run(config, checkpoint=options.checkpoint, output=options.output, use_ema=not options.no_ema))
     return 0
+
+
+def verify(options: argparse.Namespace, overrides: list[str]) -> int:
+    """The `verify` command: 0, or 1 if a comparison failed."""
+    for degree in options.degree:
+        if degree < 1:
+            raise UserError(f"--degree {degree}: give numbers of ranks, 1 or more")
+    config = None
+    if options.config:
+        config = load_config(options.config, overrides)
+        prepare_environment(config.device.backend)
+    else:
+        refuse_overrides(overrides)
+    from ttv_train.verify import command
+
+    return command.run(
+        config,
+        families=options.family or options_of(ModelConfig, "family"),
+        schemes=options.scheme or options_of(SequenceParallelConfig, "scheme"),
+        degrees=options.degree,
+        dtype=options.dtype,
+        fault=options.inject,
+        as_json=options.json,
+    )
 
 
 def print_once(result: object) -> None:

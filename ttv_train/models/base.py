@@ -36,6 +36,8 @@ class ModelFamily(ABC):
     """Timesteps of flow matching, where the family admits it."""
     uses_prompt_mask: ClassVar[bool]
     """Whether padded text tokens are masked. CogVideoX attends to padding, as it was trained."""
+    joint_attention: ClassVar[bool]
+    """Whether text tokens attend together with video tokens; otherwise they are attended to by cross attention."""
     sequence_schemes: ClassVar[tuple[str, ...]]
     """Schemes of sequence parallelism that the family's blocks can run under."""
     sequence_plan: ClassVar[SequencePlan]

@@ -75,6 +75,7 @@ class CogVideoX(ModelFamily):
     solvers = {"velocity": ("ddim", "dpm"), "flow_matching": ("euler",)}
     flow_schedule = FlowSchedule(sampling="uniform")
     uses_prompt_mask = False
+    joint_attention = True
     sequence_schemes = ("none", "ulysses", "ring", "usp")
     sequence_plan = SequencePlan(
         shard={"": {"image_rotary_emb": 0}, "transformer_blocks.0": {"hidden_states": 1}},

@@ -85,6 +85,7 @@ class HunyuanVideo(ModelFamily):
     solvers = {"flow_matching": ("euler",)}
     flow_schedule = FlowSchedule(shift=lambda bucket: 7.0)
     uses_prompt_mask = True
+    joint_attention = True
     sequence_schemes = ("none", "ulysses", "ring", "usp")
     sequence_plan = SequencePlan(
         shard={"transformer_blocks.0": {"hidden_states": 1}}, shard_output={"rope": 0}, join={"proj_out": 1}

@@ -72,6 +72,7 @@ class LTXVideo(ModelFamily):
     solvers = {"flow_matching": ("euler",)}
     flow_schedule = FlowSchedule(shift=token_count_shift, terminal=0.1)
     uses_prompt_mask = True
+    joint_attention = False
     sequence_schemes = ("none", "ulysses", "ring", "usp")
     sequence_plan = SequencePlan(
         shard={"transformer_blocks.0": {"hidden_states": 1}}, shard_output={"rope": 1}, join={"proj_out": 1}

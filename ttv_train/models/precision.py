@@ -5,9 +5,11 @@ leaves two float64 runs that differ in the last bit with differences of 1e-8, in
 """
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 
@@ -28,3 +30,16 @@ class KeepFloat64(TorchFunctionMode):
         if to_float32 and args[0].dtype == torch.float64:
             return args[0]
         return func(*args, **kwargs)
+
+
+def keep_float64(module: nn.Module) -> None:
+    """Has every call of `module` be within `KeepFloat64`: a block that backward recomputes is called from autograd's
+    engine, where no mode of the caller is active."""
+    forward = module.forward
+
+    @wraps(forward)
+    def in_float64(*args: Any, **kwargs: Any) -> Any:
+        with KeepFloat64():
+            return forward(*args, **kwargs)
+
+    module.forward = in_float64

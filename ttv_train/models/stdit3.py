@@ -59,6 +59,7 @@ class STDiT3Family(ModelFamily):
     solvers = {"flow_matching": ("euler",)}
     flow_schedule = FlowSchedule(shift=resolution_shift)
     uses_prompt_mask = True
+    joint_attention = False
     sequence_schemes = ("none", "ulysses", "ring", "usp", "dsp")
     sequence_plan = SequencePlan(shard={"spatial_blocks.0": {"x": 2}}, join={"final_layer": 2})
 

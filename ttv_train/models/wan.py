@@ -72,6 +72,7 @@ class Wan(ModelFamily):
     solvers = {"flow_matching": ("unipc", "euler")}
     flow_schedule = FlowSchedule(shift=resolution_shift)
     uses_prompt_mask = False
+    joint_attention = False
     sequence_schemes = ("none", "ulysses", "ring", "usp")
     sequence_plan = SequencePlan(
         shard={"blocks.0": {"hidden_states": 1}}, shard_output={"rope": 1}, join={"proj_out": 1}
