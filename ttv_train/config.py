@@ -222,8 +222,11 @@ class LatentsConfig(Section):
     sources: list[LatentSource] = []
     """Encoded datasets that `train` mixes by weight, instead of reading `path`. Their encoders must be those of this
     config; their buckets and frame rates may differ."""
-    samples_per_shard: int = Field(64, ge=1)
-    """Samples in one tar shard. A shard is the unit that a killed job repeats."""
+    shard_mib: int = Field(256, ge=1)
+    """Size of one tar shard, at most, as far as it is known before encoding. A shard is the unit that workers claim and
+    that a killed one repeats. Object stores and their caches are at their best with 64 to 512."""
+    samples_per_shard: int = Field(256, ge=1)
+    """Samples in one shard, at most: shards of small clips stay small, so that there is work for many workers."""
     max_bad_fraction: float = Field(0.01, ge=0, lt=1)
     """Training stops when a larger part of the samples fails its checksum; fewer are replaced and reported."""
 

@@ -20,18 +20,16 @@ from ttv_train.checkpoint.lock import lock_run_folder, wait_for_lock
 from ttv_train.config import RunConfig, parse_bucket
 from ttv_train.data.clips import Clip, list_clips
 from ttv_train.data.decode import ClipDecoder
+from ttv_train.data.latent_index import LatentIndex, put_index, read_index
 from ttv_train.data.manifest import (
     DECODE_VERSION,
     FORMAT_VERSION,
     DamagedStoreError,
     LatentEntry,
-    LatentIndex,
     Manifest,
     StoredObject,
     is_intact,
-    put_index,
     put_manifest,
-    read_index,
     read_manifest,
     stored_objects,
 )
@@ -195,7 +193,13 @@ def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
         else:
             wanted[key] = clip
     fresh, shards, null_prompt = committed(store, wanted, encoder.text_encoder.fingerprint)
-    units = plan_units(wanted, fresh, config.latents.samples_per_shard)
+    units = plan_units(
+        wanted,
+        fresh,
+        samples_per_shard=config.latents.samples_per_shard,
+        shard_bytes=config.latents.shard_mib * 2**20,
+        sample_bytes=encoder.sample_bytes,
+    )
     pending = [unit for unit, record in zip(units, read_records(store, units), strict=True) if record is None]
     return Plan(wanted, fresh, units, pending, shards, null_prompt, rejected)
 

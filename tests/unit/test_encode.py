@@ -256,7 +256,7 @@ def test_a_running_reader_is_not_disturbed(job, tmp_path):
     failures = []
 
     def read() -> None:
-        for entry in store.entries * 50:
+        for entry in list(store.entries) * 50:
             try:
                 store.read(entry)
             except Exception as error:

@@ -20,7 +20,11 @@ class LatentDataset(Protocol):
     """To be applied to every sample's latents."""
     num_quarantined: int
     """Clips and files that were left out."""
-    entries: list[LatentEntry]
+
+    @property
+    def entries(self) -> Sequence[LatentEntry]:
+        """The samples, in the order of the dataset."""
+        ...
 
     def read(self, entry: LatentEntry) -> LatentSample:
         """One sample, verified. Raises CorruptSampleError."""

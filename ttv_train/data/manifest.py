@@ -1,7 +1,7 @@
 """What an encoded dataset consists of, and the order in which it is published.
 
     manifest.json                names everything else with size and digest; replaced last, at once
-    index-DIGEST.json            one entry per sample: where it lies and what it is
+    index-DIGEST.parquet         one row per sample, see `ttv_train.data.latent_index`
     null-prompt-DIGEST.safetensors
     shards/DIGEST.tar            see `ttv_train.data.shards`
 
@@ -22,7 +22,7 @@ from ttv_train.storage import ByteRange, DamagedReadError, Store, StoreUnavailab
 
 REQUESTS_AT_A_TIME = 32
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DECODE_VERSION = 1
 """Raise it when the decoder gives other pixels for the same clip: what was encoded before is stale then."""
 
@@ -69,15 +69,6 @@ class LatentEntry:
 
 
 @dataclass(frozen=True)
-class LatentIndex:
-    """Every sample of an encoded dataset. They all come from the same encoders."""
-
-    vae_fingerprint: str
-    text_encoder_fingerprint: str
-    entries: list[LatentEntry]
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The root of an encoded dataset."""
 
@@ -96,7 +87,6 @@ class Manifest:
 
 
 _MANIFEST = TypeAdapter(Manifest)
-_INDEX = TypeAdapter(LatentIndex)
 
 
 class DamagedStoreError(UserError):
@@ -123,12 +113,6 @@ def read_manifest(store: Store) -> tuple[Manifest, str]:
             f"latents.path {store.url}: encoded by another version of ttv-train; run `ttv-train encode` again"
         )
     return manifest, hashlib.sha256(content).hexdigest()
-
-
-def read_index(store: Store, manifest: Manifest) -> LatentIndex:
-    """The index that `manifest` names. Raises DamagedStoreError if it is absent or damaged."""
-    index: LatentIndex = _parse(_INDEX, read_object(store, manifest.index), manifest.index.name, store)
-    return index
 
 
 def read_object(store: Store, stored: StoredObject) -> bytes:
@@ -171,11 +155,6 @@ def stored_objects(store: Store, objects: Sequence[StoredObject]) -> list[Stored
     with ThreadPoolExecutor(REQUESTS_AT_A_TIME) as pool:
         found = list(pool.map(lambda stored: is_stored(store, stored), objects))
     return [stored for stored, is_there in zip(objects, found, strict=True) if is_there]
-
-
-def put_index(store: Store, index: LatentIndex) -> StoredObject:
-    """Stores the index."""
-    return put_object(store, "index-", ".json", _INDEX.dump_json(index, indent=1))
 
 
 def put_manifest(store: Store, manifest: Manifest) -> None:

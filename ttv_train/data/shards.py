@@ -26,12 +26,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ttv_train.config import StorageConfig
+from ttv_train.data.latent_index import read_index
 from ttv_train.data.manifest import (
     MANIFEST_NAME,
     LatentEntry,
     StoredObject,
     put_object,
-    read_index,
     read_manifest,
     read_object,
 )
@@ -100,7 +100,7 @@ class LatentStore:
         self.num_quarantined = manifest.num_quarantined
         index = read_index(self.store, manifest)
         self.encoders = (index.vae_fingerprint, index.text_encoder_fingerprint)
-        self.entries = index.entries
+        self.entries: Sequence[LatentEntry] = index.entries
 
     @classmethod
     def open(cls, path: str, storage: StorageConfig | None = None) -> "LatentStore":

@@ -6,13 +6,15 @@ there, and all records are removed once the manifest is committed.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from ttv_train.data.buckets import Bucket
 from ttv_train.data.clips import Clip
 from ttv_train.data.manifest import DECODE_VERSION, LatentEntry, StoredObject, stored_objects
 from ttv_train.data.quarantine import QuarantineRow
@@ -73,14 +75,36 @@ class UnitRecord:
 _RECORD: TypeAdapter[Any] = TypeAdapter(UnitRecord)
 
 
-def plan_units(wanted: Mapping[str, Clip], fresh: Collection[str], samples_per_shard: int) -> list[WorkUnit]:
-    """The clips of `wanted` whose key is not `fresh`, those of one bucket together so that they can be batched."""
+def plan_units(
+    wanted: Mapping[str, Clip],
+    fresh: Collection[str],
+    *,
+    samples_per_shard: int,
+    shard_bytes: float = math.inf,
+    sample_bytes: Callable[[Bucket], float] = lambda bucket: 0,
+) -> list[WorkUnit]:
+    """The clips of `wanted` whose key is not `fresh`, those of one bucket together so that they can be batched.
+
+    Args:
+        wanted: clips by key.
+        fresh: keys that need not be encoded.
+        samples_per_shard: clips of one unit, at most.
+        shard_bytes: size of one unit's shard, at most, unless one clip alone is larger.
+        sample_bytes: size of an encoded clip of a bucket.
+    """
     todo = sorted(((key, clip) for key, clip in wanted.items() if key not in fresh), key=lambda item: item[1].bucket)
     folder = f"{RECORDS_FOLDER}/{_digest(key for key, _ in todo)}"
-    return [
-        WorkUnit(tuple(todo[start : start + samples_per_shard]), folder)
-        for start in range(0, len(todo), samples_per_shard)
-    ]
+    units: list[WorkUnit] = []
+    clips: list[tuple[str, Clip]] = []
+    size = 0.0
+    for key, clip in todo:
+        more = sample_bytes(clip.bucket)
+        if clips and (len(clips) == samples_per_shard or size + more > shard_bytes):
+            units.append(WorkUnit(tuple(clips), folder))
+            clips, size = [], 0.0
+        clips.append((key, clip))
+        size += more
+    return [*units, WorkUnit(tuple(clips), folder)] if clips else units
 
 
 def read_record(store: Store, unit: WorkUnit) -> UnitRecord | None:

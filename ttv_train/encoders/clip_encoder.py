@@ -1,5 +1,6 @@
 """Both encoders on batches of clips, and the rule that nothing that is not finite is ever stored."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,6 +65,12 @@ class ClipEncoder:
     def visual_fingerprint(self) -> str:
         """Digest of everything that decides what the frames of a given clip are encoded to."""
         return visual_fingerprint(self.vae, self._first_frame_config)
+
+    def sample_bytes(self, bucket: tuple[int, int, int]) -> int:
+        """About how large a clip of a bucket is when it is encoded, with a caption of full length."""
+        latents = 2 * math.prod(self.vae.latent_shape(*bucket)) * _bytes_of(self._vae_config.dtype)
+        text = self.text_encoder.max_length * self.text_encoder.hidden_size * _bytes_of(self._text_encoder_config.dtype)
+        return latents + text
 
     def encode(self, videos: Sequence[torch.Tensor], captions: Sequence[str]) -> list[EncodedClip | NonFiniteError]:
         """Encodes clips of one bucket, uint8 (T, H, W, 3) each, and their captions.
@@ -156,3 +163,7 @@ def _row(latents: LatentDistribution, row: int) -> LatentDistribution:
 
 def _is_finite(*tensors: torch.Tensor | None) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor is not None)
+
+
+def _bytes_of(dtype: str) -> int:
+    return torch.finfo(getattr(torch, dtype)).bits // 8

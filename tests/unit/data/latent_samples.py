@@ -4,13 +4,12 @@ from pathlib import Path
 
 import torch
 
+from ttv_train.data.latent_index import LatentIndex, put_index
 from ttv_train.data.manifest import (
     DECODE_VERSION,
     FORMAT_VERSION,
     LatentEntry,
-    LatentIndex,
     Manifest,
-    put_index,
     put_manifest,
 )
 from ttv_train.data.shards import LatentSample, put_null_prompt, put_shard

@@ -78,7 +78,7 @@ def test_threads_may_share_a_store(tmp_path):
     write_store(tmp_path, samples)
     store = LatentStore.open(str(tmp_path))
     with ThreadPoolExecutor(8) as pool:
-        read = list(pool.map(store.read, store.entries * 4))
+        read = list(pool.map(store.read, list(store.entries) * 4))
     for got, written in zip(read, samples * 4, strict=True):
         assert_same_tensors(got, written)
 
