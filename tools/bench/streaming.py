@@ -1,6 +1,6 @@
 """Latent streaming, side by side: ttv-train, webdataset, mosaicml-streaming, litdata and Parquet as FastVideo reads it.
 
-    python tools/bench/streaming.py FOLDER [--samples 96] [--rounds 3]
+    python tools/bench/streaming.py FOLDER [--samples 96] [--rounds 3] [--places mount]
 
 Writes the same samples (safetensors of about 2.9 MB) in every format under FOLDER, then reads one shuffled epoch with
 every reader from a local folder, from a throttled S3 store (50 ms, 50 MB/s), and from a local Alluxio through its
@@ -357,6 +357,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--samples", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--places", default="", help="only those with this in their names, such as mount")
     options = parser.parse_args()
     folder = options.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
@@ -371,6 +372,8 @@ def main() -> None:
             WRITERS[reader](folder / "bench", options.samples)
         readers.append(reader)
     for place in places(folder):
+        if options.places not in place.name:
+            continue
         results: dict[str, list[dict[str, float]]] = {reader: [] for reader in readers}
         for number in range(options.rounds + 1):
             for reader in readers:

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttv_train.storage.base import check_object_name, refused_write
+from ttv_train.storage.handles import FileHandles
 
+LARGEST_READ = 64 * 2**20
+"""Memory is taken before a read, and a wrong length may be any number."""
 PARTIAL_PREFIX = ".partial-"
 PARTIAL_LIFETIME_SECONDS = 3600.0
 """A partial file that nobody has written to for so long belongs to a writer that was killed."""
@@ -24,13 +27,21 @@ class PosixStore:
     def __init__(self, url: str, folder: Path, tier: str = "disk") -> None:
         self.url, self.tier = url, tier
         self.folder = folder
+        self._handles = FileHandles()
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `Store.read`."""
-        with self._path(name).open("rb", buffering=0) as file:
-            end = os.fstat(file.fileno()).st_size
-            wanted = max(0, end - offset) if length is None else min(length, max(0, end - offset))
-            return _read_exactly(file.fileno(), offset, wanted)
+        path = self._path(name)
+        if length is None:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read()
+        # Parts are read of objects that are named by their content: a handle never shows an old one.
+        with self._handles.lend(path) as descriptor:
+            content = _read_exactly(descriptor, offset, length)
+        if len(content) < length:
+            self._handles.forget(path)
+        return content
 
     def size(self, name: str) -> int | None:
         """See `Store.size`."""
@@ -46,6 +57,7 @@ class PosixStore:
     def put(self, name: str, data: bytes) -> None:
         """See `Store.put`."""
         path = self._path(name)
+        self._handles.forget(path)
         try:
             with _partial_file(path, data) as partial:
                 partial.replace(path)
@@ -68,7 +80,9 @@ class PosixStore:
 
     def delete(self, name: str) -> None:
         """See `Store.delete`."""
-        self._path(name).unlink(missing_ok=True)
+        path = self._path(name)
+        self._handles.forget(path)
+        path.unlink(missing_ok=True)
 
     def delete_folder(self, name: str) -> None:
         """See `Store.delete_folder`."""
@@ -103,7 +117,7 @@ def _read_exactly(descriptor: int, offset: int, length: int) -> bytes:
     """`length` bytes, or fewer where the file ends before: the kernel may give less than it is asked for."""
     parts, position, end = [], offset, offset + length
     while position < end:
-        part = os.pread(descriptor, end - position, position)
+        part = os.pread(descriptor, min(end - position, LARGEST_READ), position)
         if not part:
             break
         parts.append(part)
