@@ -120,6 +120,30 @@ class DatasetConfig(Section):
         return value
 
 
+class VaeParallelConfig(Section):
+    """How several ranks encode one clip together, or one rank in little memory."""
+
+    mode: Literal["none", "time", "space", "serial_chunks", "tiled"] = "none"
+    """`time` splits a clip's frames over ranks, `space` its rows; `serial_chunks` encodes chunk by chunk in time with
+    carried state. These give the latents of the whole clip, and leave what is already encoded fresh. `tiled` is the
+    VAE's own blend of overlapping tiles: cheap, not exact, and other latents."""
+    degree: int = Field(1, ge=1)
+    """Ranks that share a clip in the modes `time` and `space`: consecutive ones. In training it is
+    `parallel.sequence.degree` that decides."""
+    chunk_latent_frames: int | None = Field(None, ge=1)
+    """In the modes `time` and `serial_chunks`, latent frames that a rank works on at a time; fewer take less memory and
+    more messages. `null` is a rank's whole share of the clip in mode `time` and 1 in mode `serial_chunks`. HunyuanVideo
+    and CogVideoX take no less than one of their own frame batches over all ranks."""
+
+    @model_validator(mode="after")
+    def _fits_mode(self) -> "VaeParallelConfig":
+        if self.degree > 1 and self.mode not in ("time", "space"):
+            raise ValueError(f"degree {self.degree}: mode {self.mode} is of one rank; choose mode time or space")
+        if self.chunk_latent_frames is not None and self.mode not in ("time", "serial_chunks"):
+            raise ValueError(f"chunk_latent_frames: mode {self.mode} has no chunks; remove it")
+        return self
+
+
 class WaveletVaeConfig(Section):
     """Orthonormal 3-D Haar transform: needs no weights; for the demo and for tests, not for quality."""
 
@@ -133,6 +157,15 @@ class WaveletVaeConfig(Section):
     """Latent channels kept, lowest bands first. `null` keeps every band, which makes the transform invertible."""
     dtype: Dtype = "float32"
     """Type in which latents are stored."""
+    parallel: VaeParallelConfig = VaeParallelConfig()
+    """How ranks share the encoding of a clip."""
+
+    @field_validator("parallel")
+    @classmethod
+    def _has_no_tiles(cls, value: VaeParallelConfig) -> VaeParallelConfig:
+        if value.mode == "tiled":
+            raise ValueError("mode tiled: the wavelet has no overlapping tiles; choose another mode")
+        return value
 
 
 class DiffusersVaeConfig(Section):
@@ -145,6 +178,8 @@ class DiffusersVaeConfig(Section):
     `FOLDER/vae`."""
     dtype: Dtype = "bfloat16"
     """Type in which the VAE computes and latents are stored."""
+    parallel: VaeParallelConfig = VaeParallelConfig()
+    """How ranks share the encoding of a clip."""
 
 
 class HashTextEncoderConfig(Section):

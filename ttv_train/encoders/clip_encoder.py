@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 
 from ttv_train.config import FirstFrameConfig, TextEncoderConfig, VaeConfig
 from ttv_train.diffusion.first_frame import FirstFrame
@@ -40,6 +41,9 @@ class ClipEncoder:
 
     Half precision can overflow. What comes out non-finite is encoded again in float32, alone, and stored in the
     encoder's dtype if it fits there.
+
+    The ranks of `vae_group` share the VAE's work on each clip, if `vae.parallel` says so: all of them encode the same
+    clips in the same order, and each gets all latents.
     """
 
     def __init__(
@@ -48,8 +52,9 @@ class ClipEncoder:
         text_encoder: TextEncoderConfig,
         device: torch.device,
         first_frame: FirstFrameConfig | None = None,
+        vae_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.vae: VideoVae = build_vae(vae, device)
+        self.vae: VideoVae = build_vae(vae, device, vae_group)
         self.text_encoder: TextEncoder = build_text_encoder(text_encoder, device)
         self._first_frame_config = first_frame or FirstFrameConfig()
         self._first_frame_encoder: FirstFrameEncoder | None = None
@@ -57,7 +62,7 @@ class ClipEncoder:
             self._first_frame_encoder = FirstFrameEncoder(self._first_frame_config, device)
         self.num_float32 = 0
         """Clips that were encoded again in float32 so far."""
-        self._vae_config = vae
+        self._vae_config, self._vae_group = vae, vae_group
         self._text_encoder_config = text_encoder
         self._device = device
 
@@ -149,7 +154,7 @@ class ClipEncoder:
 
     @cached_property
     def _float32_vae(self) -> VideoVae:
-        return build_vae(self._vae_config.model_copy(update={"dtype": "float32"}), self._device)
+        return build_vae(self._vae_config.model_copy(update={"dtype": "float32"}), self._device, self._vae_group)
 
     @cached_property
     def _float32_text_encoder(self) -> TextEncoder:

@@ -22,7 +22,7 @@ class OverflowingVae(WaveletVae):
 
     worst = ("float16",)
 
-    def __init__(self, config, device):
+    def __init__(self, config, device, group=None):
         super().__init__(config, device)
         self.overflows = config.dtype in self.worst
 

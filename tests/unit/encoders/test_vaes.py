@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.unit.encoders.tiny_models import TINY_VAES, save_vae
-from ttv_train.config import DiffusersVaeConfig, WaveletVaeConfig
+from ttv_train.config import DiffusersVaeConfig, VaeConfig, VaeParallelConfig, WaveletVaeConfig
 from ttv_train.encoders.vae import VideoVae, build_vae
 from ttv_train.errors import UserError
 
@@ -21,6 +21,14 @@ def build(kind: str, folder: Path, dtype: str = "float32") -> VideoVae:
         return build_vae(WaveletVaeConfig(kind="wavelet", channels=24, dtype=dtype), CPU)
     save_vae(folder, kind)
     return build_vae(DiffusersVaeConfig(kind="diffusers", path=str(folder), dtype=dtype), CPU)
+
+
+def config_of(kind: str, folder: Path, **parallel) -> VaeConfig:
+    """Of the VAE that `build` has written, with a section `parallel`."""
+    section = VaeParallelConfig(**parallel)
+    if kind == "wavelet":
+        return WaveletVaeConfig(kind="wavelet", channels=24, parallel=section)
+    return DiffusersVaeConfig(kind="diffusers", path=str(folder), dtype="float32", parallel=section)
 
 
 @pytest.mark.parametrize("kind", ["wavelet", *TINY_VAES])
@@ -120,3 +128,35 @@ def test_an_ltx_vae_that_denoises_is_refused(tmp_path):
     save_vae(tmp_path, "AutoencoderKLLTXVideo", timestep_conditioning=True)
     with pytest.raises(UserError, match="timestep_conditioning"):
         build_vae(DiffusersVaeConfig(kind="diffusers", path=str(tmp_path)), CPU)
+
+
+@pytest.mark.parametrize("kind", ["wavelet", *TINY_VAES])
+class TestModesOfOneRank:
+    def test_chunks_with_carried_state_give_the_same_latents_under_the_same_key(self, kind, tmp_path):
+        plain = build(kind, tmp_path)
+        config = config_of(kind, tmp_path, mode="serial_chunks")
+        chunked = build_vae(config, CPU)
+        frames = 6 * plain.temporal_factor - (0 if kind == "wavelet" else plain.temporal_factor - 1)
+        video = torch.rand(2, 3, frames, 32, 32) * 2 - 1
+        for found, expected in zip(chunked.encode(video), plain.encode(video), strict=True):
+            assert found is expected is None or torch.allclose(found, expected, atol=1e-5, rtol=0)
+        assert chunked.fingerprint == plain.fingerprint
+
+    def test_a_mode_of_several_ranks_does_not_change_the_key(self, kind, tmp_path):
+        plain = build(kind, tmp_path)
+        shared = build_vae(config_of(kind, tmp_path, mode="space", degree=4), CPU)
+        assert shared.fingerprint == plain.fingerprint
+
+
+def test_tiles_give_other_latents_under_another_key(tmp_path):
+    plain = build("AutoencoderKLHunyuanVideo", tmp_path)
+    tiled = build_vae(config_of("AutoencoderKLHunyuanVideo", tmp_path, mode="tiled"), CPU)
+    video = torch.rand(1, 3, 1, 320, 64) * 2 - 1
+    assert tiled.encode(video).mean.shape == plain.encode(video).mean.shape
+    assert not torch.equal(tiled.encode(video).mean, plain.encode(video).mean)
+    assert tiled.fingerprint != plain.fingerprint
+
+
+def test_the_wavelet_has_no_tiles():
+    with pytest.raises(ValueError, match="mode tiled"):
+        WaveletVaeConfig(kind="wavelet", parallel=VaeParallelConfig(mode="tiled"))

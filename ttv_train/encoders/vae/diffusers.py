@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 
 import diffusers
 import torch
+import torch.distributed as dist
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from safetensors import safe_open
 
 from ttv_train.config import DiffusersVaeConfig
 from ttv_train.encoders.fingerprint import fingerprint
 from ttv_train.encoders.model_folder import open_model_folder
 from ttv_train.encoders.vae.base import LatentDistribution, LatentNormalization, check_bucket
+from ttv_train.encoders.vae.parallel import ParallelEncoder
+from ttv_train.encoders.vae.split import ROWS, TIME
 from ttv_train.errors import UserError
 
 
@@ -64,13 +68,15 @@ GEOMETRIES: dict[str, Callable[[dict[str, Any]], LatentGeometry]] = {
 
 
 class DiffusersVae:
-    """A causal video VAE of diffusers, encoding whole clips.
+    """A causal video VAE of diffusers. The ranks of `group` encode each clip together, in the modes that do so.
 
     Raises:
         UserError: the folder is not a VAE of a class in `GEOMETRIES` with safetensors weights.
     """
 
-    def __init__(self, config: DiffusersVaeConfig, device: torch.device) -> None:
+    def __init__(
+        self, config: DiffusersVaeConfig, device: torch.device, group: dist.ProcessGroup | None = None
+    ) -> None:
         self._folder = open_model_folder(config.path, "vae.path", "diffusion_pytorch_model")
         self._class_name = str(self._folder.config.get("_class_name"))
         if self._class_name not in GEOMETRIES:
@@ -78,6 +84,8 @@ class DiffusersVae:
                 f"vae.path {config.path}: {self._class_name} is not a supported video VAE; supported: "
                 f"{', '.join(GEOMETRIES)}"
             )
+        self._parallel = config.parallel
+        self._group = group
         self._path = config.path
         self._device = device
         self._dtype: torch.dtype = getattr(torch, config.dtype)
@@ -90,15 +98,17 @@ class DiffusersVae:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of class, settings, weights and dtype. The first access reads the weight files."""
-        return fingerprint(
-            {
-                "vae": self._class_name,
-                "config": {name: value for name, value in self._folder.config.items() if not name.startswith("_")},
-                "weights": self._folder.weights_sha256,
-                "dtype": str(self._dtype),
-            }
-        )
+        """Digest of class, settings, weights, dtype, and of the mode if it is not exact. The first access reads the
+        weight files."""
+        settings = {
+            "vae": self._class_name,
+            "config": {name: value for name, value in self._folder.config.items() if not name.startswith("_")},
+            "weights": self._folder.weights_sha256,
+            "dtype": str(self._dtype),
+        }
+        if self._parallel.mode == "tiled":
+            settings["mode"] = "tiled"
+        return fingerprint(settings)
 
     @cached_property
     def normalization(self) -> LatentNormalization:
@@ -131,8 +141,27 @@ class DiffusersVae:
     @torch.no_grad()
     def encode(self, video: torch.Tensor) -> LatentDistribution:
         """See `VideoVae.encode`."""
-        posterior = self._model.encode(video.to(self._device, self._dtype)).latent_dist
+        posterior = DiagonalGaussianDistribution(self._moments(video.to(self._device, self._dtype)))
         return LatentDistribution(posterior.mean, posterior.logvar)
+
+    def _moments(self, video: torch.Tensor) -> torch.Tensor:
+        mode = self._parallel.mode
+        if mode == "tiled":
+            self._model.enable_tiling()
+            try:
+                return self._model._encode(video)
+            finally:
+                self._model.disable_tiling()
+        if mode == "none" or (mode != "serial_chunks" and self._group is None):
+            return self._model._encode(video)
+        return ParallelEncoder(
+            self._model,
+            temporal_factor=self.temporal_factor,
+            spatial_factor=self.spatial_factor,
+            dim=ROWS if mode == "space" else TIME,
+            group=None if mode == "serial_chunks" else self._group,
+            chunk_latent_frames=self._parallel.chunk_latent_frames or (1 if mode == "serial_chunks" else None),
+        ).moments(video)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:

@@ -3,10 +3,12 @@
 import math
 
 import torch
+import torch.distributed as dist
 
 from ttv_train.config import WaveletVaeConfig
 from ttv_train.encoders.fingerprint import fingerprint
 from ttv_train.encoders.vae.base import LatentDistribution, LatentNormalization, check_bucket
+from ttv_train.encoders.vae.split import ROWS, TIME, Split, even_sizes
 from ttv_train.errors import UserError
 
 VERSION = 1
@@ -44,7 +46,7 @@ class WaveletVae:
         UserError: `config.channels` exceeds the number of bands.
     """
 
-    def __init__(self, config: WaveletVaeConfig, device: torch.device) -> None:
+    def __init__(self, config: WaveletVaeConfig, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         bands = _band_amplitudes(config.temporal_levels, config.spatial_levels)
         channels = len(bands) if config.channels is None else config.channels
         if channels > len(bands):
@@ -58,8 +60,9 @@ class WaveletVae:
         self.temporal_factor = 2**config.temporal_levels
         self.normalization = LatentNormalization(shift=(0.0,), scale=tuple(1 / bands[band] for band in kept))
         self.fingerprint = fingerprint(
-            {"vae": "wavelet", "version": VERSION, **config.model_dump(), "channels": channels}
+            {"vae": "wavelet", "version": VERSION, **config.model_dump(exclude={"parallel"}), "channels": channels}
         )
+        self._mode, self._group = config.parallel.mode, group
         self._num_bands = len(bands)
         self._kept = torch.tensor(kept, device=device)
         self._color = torch.tensor(COLOR_TRANSFORM, device=device)
@@ -80,6 +83,16 @@ class WaveletVae:
     @torch.no_grad()
     def encode(self, video: torch.Tensor) -> LatentDistribution:
         """See `VideoVae.encode`; computed in float32, and not variational."""
+        if self._mode not in ("time", "space") or self._group is None:
+            return LatentDistribution(self._bands(video), None)
+        # Blocks do not overlap, so a rank needs nothing of the others.
+        dim, factor = (TIME, self.temporal_factor) if self._mode == "time" else (ROWS, self.spatial_factor)
+        split = Split(dim, even_sizes(video.shape[dim] // factor, dist.get_world_size(self._group)), self._group)
+        start, length = sum(split.sizes[: split.rank]) * factor, split.sizes[split.rank] * factor
+        part = None if split.is_idle else self._bands(video.narrow(dim, start, length))
+        return LatentDistribution(split.gather_latents(part, self._temporal.to(self._dtype)), None)
+
+    def _bands(self, video: torch.Tensor) -> torch.Tensor:
         B, _, T, H, W = video.shape
         m, n = self.temporal_factor, self.spatial_factor
         blocks = video.float().reshape(B, 3, T // m, m, H // n, n, W // n, n)
@@ -87,7 +100,7 @@ class WaveletVae:
             "zctihjwk,dc,ai,bj,ek->zdabethw", blocks, self._color, self._temporal, self._spatial, self._spatial
         )
         bands = bands.reshape(B, self._num_bands, T // m, H // n, W // n)
-        return LatentDistribution(bands[:, self._kept].to(self._dtype), None)
+        return bands[:, self._kept].to(self._dtype)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
