@@ -6,9 +6,11 @@ A later scan takes from it what it knows of files whose size, time of change and
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from ttv_train.errors import UserError
 
 VERSION = 1
 ROWS_PER_GROUP = 20_000
+GROUPS_HELD = 3
 SETTINGS = ("decoder", "max_pixels", "max_video_seconds")
 """What a verdict on a file depends on, besides the file."""
 SCHEMA = pa.schema(
@@ -135,13 +138,22 @@ KEY_COLUMNS = ("name", "size", "mtime_ns", "inode", "place")
 
 
 class KnownManifest:
-    """What the manifest of an earlier scan knows, looked up by file; about 400 bytes a row."""
+    """What the manifest of an earlier scan knows, looked up by file from any thread.
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-        batches = table.select(KEY_COLUMNS).to_batches(ROWS_PER_GROUP)
-        keys = (file_key(*row.values()) for batch in batches for row in batch.to_pylist())
-        self._keys = np.fromiter(keys, dtype=np.uint64, count=len(table))
+    In memory are 16 bytes a row and the groups of rows that were looked at last: scans take files in the same order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = file = pq.ParquetFile(path)
+        self._reading = threading.Lock()
+        self._group = lru_cache(GROUPS_HELD)(self._read_group)
+        keys = [
+            np.fromiter((file_key(*row.values()) for row in self._read_columns(group, KEY_COLUMNS)), dtype=np.uint64)
+            for group in range(file.num_row_groups)
+        ]
+        self._starts = np.cumsum([0, *map(len, keys)])
+        self._keys = np.concatenate([*keys, np.empty(0, dtype=np.uint64)])
         self._order = np.argsort(self._keys, kind="stable")
 
     @classmethod
@@ -154,11 +166,10 @@ class KnownManifest:
         if not path.exists():
             return None
         try:
-            with pq.ParquetFile(path) as file:
-                settings = json.loads((file.schema_arrow.metadata or {}).get(MANIFEST_MARK, b"null"))
-                if settings != settings_of(config):
-                    return None
-                return cls(file.read([name for name in SCHEMA.names if name != "caption"]))
+            metadata = pq.read_schema(path).metadata or {}
+            if json.loads(metadata.get(MANIFEST_MARK, b"null")) != settings_of(config):
+                return None
+            return cls(path)
         except (pa.ArrowInvalid, ValueError, KeyError) as error:
             raise UserError(f"{path} is no manifest of a dataset: {str(error)[:100]}; remove it") from None
 
@@ -191,9 +202,21 @@ class KnownManifest:
             number = int(self._order[position])
             if self._keys[number] != key:
                 return
-            row = self._table.slice(number, 1).to_pylist()[0]
+            group = int(np.searchsorted(self._starts, number, side="right")) - 1
+            row = self._group(group).slice(number - int(self._starts[group]), 1).to_pylist()[0]
             if tuple(row[name] for name in KEY_COLUMNS) == parts:
                 yield row
+
+    def _read_group(self, group: int) -> pa.Table:
+        try:
+            with self._reading:
+                return self._file.read_row_group(group, [name for name in SCHEMA.names if name != "caption"])
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{self._path} is damaged: {str(error)[:100]}; remove it") from None
+
+    def _read_columns(self, group: int, columns: Sequence[str]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._file.read_row_group(group, columns).select(columns).to_pylist()
+        return rows
 
 
 def file_key(*parts: str | int | None) -> int:
