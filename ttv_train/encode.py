@@ -19,6 +19,7 @@ import torch
 from ttv_train.checkpoint.lock import lock_run_folder, wait_for_lock
 from ttv_train.config import RunConfig, parse_bucket
 from ttv_train.data.clips import Clip, list_clips
+from ttv_train.data.dataset_manifest import is_final_scan
 from ttv_train.data.decode import ClipDecoder
 from ttv_train.data.latent_index import LatentIndex, put_index, read_index
 from ttv_train.data.manifest import (
@@ -45,6 +46,7 @@ from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
 from ttv_train.encoding.leases import Leases
 from ttv_train.encoding.progress import EncodeProgress
 from ttv_train.encoding.stopping import StopSignal
+from ttv_train.encoding.unchanged import finished_before, forget_finished, note_finished, state_of
 from ttv_train.encoding.writing import ShardWriter
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank, world_rank, world_size
@@ -153,6 +155,12 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | N
         raise UserError("latents.path is not set; name the folder or URL that the encoded dataset goes to")
     store = open_store(config.latents.path, config.storage)
     encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame)
+    output = Path(config.output_dir)
+    fingerprints = (encoder.visual_fingerprint, encoder.text_encoder.fingerprint)
+    state = on_main_rank(partial(state_of, config.dataset, fingerprints))
+    manifest = on_main_rank(partial(finished_before, output, store, state))
+    if manifest is not None:
+        return summarize(manifest, [], time.monotonic() - started)
     tallies: list[Tally] = []
     while True:
         plan = on_main_rank(partial(make_plan, config, store, encoder))
@@ -164,7 +172,16 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | N
         if manifest is not None:
             break
         # Another worker has committed meanwhile and removed the records: what it committed is fresh now.
-    return summarize(plan, manifest, tallies, time.monotonic() - started)
+    on_main_rank(partial(note_if_final, output, store, state, plan, manifest))
+    return summarize(manifest, tallies, time.monotonic() - started)
+
+
+def note_if_final(output: Path, store: Store, state: str, plan: Plan, manifest: Manifest) -> None:
+    """Notes that there is nothing to do for this state, unless a clip or a file has failed that may not fail again."""
+    if manifest.num_samples == len(plan.wanted) and is_final_scan(output / DATASET_MANIFEST):
+        note_finished(output, store, state)
+    else:
+        forget_finished(output)
 
 
 def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
@@ -181,12 +198,7 @@ def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
         clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=output / DATASET_MANIFEST)
     wanted: dict[str, Clip] = {}
     for clip in clips:
-        key = clip_key(
-            clip,
-            decoder=config.dataset.decoder,
-            vae_fingerprint=encoder.visual_fingerprint,
-            text_encoder_fingerprint=encoder.text_encoder.fingerprint,
-        )
+        key = key_of(config, encoder, clip)
         if key in wanted:
             reason = f"same content and caption as {wanted[key].source.name}"
             rejected.append(QuarantineRow(name=clip.source.name, reason=reason, stage="encode"))
@@ -202,6 +214,16 @@ def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
     )
     pending = [unit for unit, record in zip(units, read_records(store, units), strict=True) if record is None]
     return Plan(wanted, fresh, units, pending, shards, null_prompt, rejected)
+
+
+def key_of(config: RunConfig, encoder: ClipEncoder, clip: Clip) -> str:
+    """The key of a clip's sample under the settings of `config`."""
+    return clip_key(
+        clip,
+        decoder=config.dataset.decoder,
+        vae_fingerprint=encoder.visual_fingerprint,
+        text_encoder_fingerprint=encoder.text_encoder.fingerprint,
+    )
 
 
 def committed(
@@ -370,7 +392,7 @@ def commit(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) ->
     return manifest
 
 
-def summarize(plan: Plan, manifest: Manifest, tallies: Sequence[Tally], seconds: float) -> EncodeSummary:
+def summarize(manifest: Manifest, tallies: Sequence[Tally], seconds: float) -> EncodeSummary:
     """The figures of a committed job."""
     encoded = sum(tally.clips for tally in tallies)
     wall_seconds = sum(tally.seconds for tally in tallies)

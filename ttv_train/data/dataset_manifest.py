@@ -133,6 +133,14 @@ def write_manifest(path: Path, config: DatasetConfig) -> Iterator[ManifestWriter
         partial.unlink(missing_ok=True)
 
 
+def is_final_scan(path: Path) -> bool:
+    """Whether a manifest is there, and every verdict in it would be the same at another look."""
+    try:
+        return bool(pq.read_table(path, columns=["name"], filters=[("is_final", "=", False)]).num_rows == 0)
+    except (OSError, pa.ArrowInvalid):
+        return False
+
+
 KEY_COLUMNS = ("name", "size", "mtime_ns", "inode", "place")
 """By which a file is taken for the one that an earlier scan saw."""
 
