@@ -105,12 +105,12 @@ class DatasetConfig(Section):
         grid = [bucket for entry in data["bucket_grid"] for bucket in BucketGrid.model_validate(entry).buckets()]
         return data | {"buckets": list(dict.fromkeys([*named, *grid]))} if isinstance(named, list) and grid else data
 
-    @field_validator("keep_probability")
-    @classmethod
-    def _keep_probability(cls, value: dict[str, float]) -> dict[str, float]:
-        for bucket in value:
-            check_bucket(bucket)
-        return value
+    @model_validator(mode="after")
+    def _keep_probability_of_buckets(self) -> "DatasetConfig":
+        for bucket in self.keep_probability:
+            if bucket not in self.buckets:
+                raise ValueError(f"keep_probability names {bucket!r}, which is none of the buckets {self.buckets}")
+        return self
 
     @field_validator("buckets")
     @classmethod
@@ -264,6 +264,12 @@ class LatentsConfig(Section):
     """Samples in one shard, at most: shards of small clips stay small, so that there is work for many workers."""
     max_bad_fraction: float = Field(0.01, ge=0, lt=1)
     """Training stops when a larger part of the samples fails its checksum; fewer are replaced and reported."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "LatentsConfig":
+        if self.online and self.sources:
+            raise ValueError("give either sources (encoded datasets) or online: true (the clips of dataset), not both")
+        return self
 
 
 class EncodingConfig(Section):

@@ -283,7 +283,7 @@ def test_a_bucket_grid_adds_buckets_of_one_size(tmp_path):
         ({"bucket_grid": [{"size": "480", "frames": [1]}]}, "size"),
         ({"bucket_grid": [{"size": "480x720", "frames": []}]}, "frames"),
         ({"bucket_grid": [{"size": "480x720", "frames": [1], "aspect_ratios": ["16/9"]}]}, "aspect_ratios"),
-        ({"keep_probability": {"480x720": 0.5}}, "keep_probability"),
+        ({"keep_probability": {"480x720": 0.5}}, "keep_probability names '480x720', which is none of the buckets"),
         ({"keep_probability": {"9x480x720": 1.5}}, "keep_probability"),
     ],
 )
@@ -295,3 +295,8 @@ def test_a_malformed_grid_or_probability_is_named(dataset, message):
 def test_a_malformed_bucket_batch_size_is_named():
     with pytest.raises(UserError, match="bucket_batch_sizes"):
         parse_config({"training": {"bucket_batch_sizes": {"9x480x720": 0}}})
+
+
+def test_latents_come_from_one_place():
+    with pytest.raises(UserError, match="give either sources"):
+        parse_config({"latents": {"online": True, "sources": [{"path": "latents"}]}})
