@@ -38,7 +38,7 @@ sys.path = [str(TOOLS.parent), *(path for path in sys.path if Path(path).resolve
 
 LATENTS, TOKENS = (16, 13, 60, 90), (226, 1024)
 SAMPLES_PER_SHARD = 32
-PARQUET_READS = 4
+PARQUET_READS = 2
 """A row costs its whole row group: more would only take longer."""
 BATCH = 4
 STEP_SECONDS = 0.2
@@ -75,6 +75,7 @@ def sample_bytes(number: int) -> bytes:
 def write_ours(folder: Path, samples: int) -> None:
     """The shards of ttv-train, which webdataset reads too."""
     from ttv_train.data import manifest
+    from ttv_train.data.latent_index import LatentIndex, put_index
     from ttv_train.data.shards import LatentSample, put_null_prompt, put_shard
     from ttv_train.encoders.vae.base import LatentNormalization
     from ttv_train.storage import open_store
@@ -112,9 +113,10 @@ def write_ours(folder: Path, samples: int) -> None:
             decode_version=manifest.DECODE_VERSION,
             fingerprint="",
             normalization=LatentNormalization(shift=(0.0,), scale=(1.0,)),
+            num_samples=samples,
             num_quarantined=0,
             null_prompt=put_null_prompt(store, torch.zeros(TOKENS), torch.ones(TOKENS[0], dtype=torch.bool)),
-            index=manifest.put_index(store, manifest.LatentIndex("", "", entries)),
+            index=put_index(store, LatentIndex("", "", entries)),
             shards=shards,
         ),
     )
