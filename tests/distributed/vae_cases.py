@@ -9,7 +9,6 @@ import torch.distributed as dist
 from tests.unit.encoders.tiny_models import TINY_VAES, save_vae
 from ttv_train.config import DiffusersVaeConfig, VaeParallelConfig, WaveletVaeConfig
 from ttv_train.encoders.vae import LatentDistribution, VideoVae, build_vae
-from ttv_train.parallel import collectives
 
 CPU = torch.device("cpu")
 VAES = (*TINY_VAES, "wavelet")
@@ -75,12 +74,3 @@ def compare(
                     assert found.mean.shape == (1, *vae.latent_shape(*video.shape[2:]))
                     differences[name, *mode.values(), *size] = difference(found, plain.encode(video))
     return differences
-
-
-def halo_bytes(rank: int, world_size: int, name: str, mode: str, size: tuple[int, int]) -> dict[str, dict[str, float]]:
-    """What this rank sends, by purpose, while all ranks encode one clip."""
-    with tempfile.TemporaryDirectory() as folder:
-        vae = build(name, Path(folder) / name, dist.group.WORLD, mode=mode)
-        collectives.reset()
-        vae.encode(clip(vae, *size))
-    return collectives.snapshot()
