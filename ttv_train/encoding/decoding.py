@@ -1,5 +1,6 @@
 """Clips decoded ahead by several processes while the device encodes."""
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,9 @@ from ttv_train.data.probe import BadVideoError
 from ttv_train.data.units import WorkUnit
 
 MAX_PIXELS_PER_BATCH = 49 * 480 * 720
-"""Small clips go through the VAE together, up to as many pixels as one clip of CogVideoX has."""
+"""Small clips go through the VAE together, up to as many pixels as one clip of CogVideoX has,"""
+MAX_CLIPS_PER_BATCH = 4
+"""but not more than these, so that the first batch is soon decoded."""
 
 DecodeResult = torch.Tensor | BadVideoError
 
@@ -128,10 +131,8 @@ def batches_of(unit: WorkUnit) -> Iterator[DecodedBatch]:
     encodes the unit, so that equal units come to equal bytes."""
     batch: list[tuple[str, Clip]] = []
     for key, clip in unit.clips:
-        frames, height, width = clip.bucket
-        if batch and (
-            batch[0][1].bucket != clip.bucket or (len(batch) + 1) * frames * height * width > MAX_PIXELS_PER_BATCH
-        ):
+        most = min(MAX_CLIPS_PER_BATCH, MAX_PIXELS_PER_BATCH // math.prod(clip.bucket))
+        if batch and (batch[0][1].bucket != clip.bucket or len(batch) >= most):
             yield DecodedBatch(unit, False, batch)
             batch = []
         batch.append((key, clip))
