@@ -17,7 +17,7 @@ class BatchedReads(Layer):
 
     Args:
         door: what answers one read at a time.
-        threads: requests under way at once, at most.
+        threads: requests under way at once, at most. With 1 the caller's own thread reads.
         max_gap, max_length: see `coalesce`.
     """
 
@@ -33,7 +33,8 @@ class BatchedReads(Layer):
     def read_many(self, ranges: Sequence[ByteRange]) -> list[ReadResult]:
         """See `Store.read_many`."""
         requests = coalesce(ranges, self._max_gap, self._max_length)
-        answers = map(self._answer, requests) if len(requests) == 1 else self._pool.map(self._answer, requests)
+        in_turn = self._threads == 1 or len(requests) == 1
+        answers = map(self._answer, requests) if in_turn else self._pool.map(self._answer, requests)
         results: list[ReadResult] = [b""] * len(ranges)
         for request, answer in zip(requests, answers, strict=True):
             for index in request.members:

@@ -104,8 +104,8 @@ def _with_layers(door: Door, config: StorageConfig, *, fail_fast: bool) -> Store
     is_disk = door.tier == "disk"
     batched = BatchedReads(
         door,
-        threads=config.read_threads,
-        # A request to a local disk costs less than taking a joined one apart.
+        # A request to a local disk costs less than handing it to a thread, and than taking a joined one apart.
+        threads=1 if is_disk else config.read_threads,
         max_gap=0 if is_disk else config.coalesce_gap_mib * MIB,
         max_length=config.request_mib * MIB,
     )
