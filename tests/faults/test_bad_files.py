@@ -71,7 +71,7 @@ def hash_of(name):
 
 def test_bad_files_cost_themselves_on_any_number_of_ranks(dataset, tmp_path):
     encoded, curves = {}, {}
-    for ranks in (1, 2, 3):
+    for ranks in (1, 3):
         run = tmp_path / f"run-{ranks}"
         config = {
             **TINY_RUN,
@@ -88,11 +88,10 @@ def test_bad_files_cost_themselves_on_any_number_of_ranks(dataset, tmp_path):
         assert f"quarantined {len(KINDS)}" in done.stdout
         rows = [json.loads(line) for line in (run / "quarantine.jsonl").read_text().splitlines()]
         encoded[ranks] = sorted((row["name"], row["reason"], row["stage"]) for row in rows)
-        if ranks != 2:
-            launch(ranks, "train", "--config", str(path))
-            curves[ranks] = losses(run)
-            shutil.rmtree(run / "checkpoints")
-    assert encoded[1] == encoded[2] == encoded[3]
+        launch(ranks, "train", "--config", str(path))
+        curves[ranks] = losses(run)
+        shutil.rmtree(run / "checkpoints")
+    assert encoded[1] == encoded[3]
     assert [name for name, _, _ in encoded[1]] == sorted(KINDS)
     for name, reason, _ in encoded[1]:
         assert KINDS[name] in reason
