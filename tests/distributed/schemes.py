@@ -17,11 +17,16 @@ BALANCED = {"causal-ring": "ring", "causal-usp": "usp"}
 """Rings in which every rank holds an early and a late run of tokens."""
 
 
-def build_scheme(name: str, group: dist.ProcessGroup | None = None, **settings: object) -> SequenceParallel:
-    """The scheme over `group`, by default all ranks; usp takes ulysses groups of 2 where 2 divides the degree."""
-    group = group or dist.group.WORLD
-    degree = dist.get_world_size(group)
-    fields = {**SCHEMES[BALANCED.get(name, name)], "degree": degree, **settings}
+def scheme_settings(name: str, degree: int, **settings: object) -> dict[str, object]:
+    """Fields of the config; usp takes ulysses groups of 2 where 2 divides the degree."""
+    fields: dict[str, object] = {**SCHEMES[BALANCED.get(name, name)], "degree": degree, **settings}
     if fields["scheme"] == "usp":
         fields.setdefault("ulysses_degree", 2 if degree % 2 == 0 else degree)
+    return fields
+
+
+def build_scheme(name: str, group: dist.ProcessGroup | None = None, **settings: object) -> SequenceParallel:
+    """The scheme over `group`, by default all ranks."""
+    group = group or dist.group.WORLD
+    fields = scheme_settings(name, dist.get_world_size(group), **settings)
     return build_sequence_parallel(SequenceParallelConfig.model_validate(fields), group, causal=name in BALANCED)

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.attention_cases import AttentionCase, make_inputs, run_attention
-from tests.distributed.schemes import build_scheme
+from tests.distributed.schemes import SCHEMES, build_scheme, scheme_settings
 from tests.harness import run_ranks
+from ttv_train.config import SequenceParallelConfig
 from ttv_train.parallel import collectives
 from ttv_train.parallel.sequence.dsp import DynamicSequenceParallel
-from ttv_train.parallel.sequence.shapes import split_heads, split_sizes
+from ttv_train.parallel.sequence.shapes import split_sizes
+from ttv_train.parallel.sequence.traffic import AttentionShape, attention_bytes, switch_bytes
 
 EVEN = AttentionCase(tokens=24, heads=12, batch=2)
 UNEVEN = AttentionCase(tokens=23, heads=10, key_heads=5, batch=2, text_lengths=(3, 3))
@@ -39,26 +41,15 @@ def _hidden_bytes(case: AttentionCase, tokens: int, heads: int) -> int:
     return case.batch * tokens * heads * case.channels * case.dtype.itemsize
 
 
-def _ulysses_bytes(case: AttentionCase, sizes: list[int], rank: int) -> int:
-    """Exact for uneven splits: piece by piece, what leaves `rank` for every other rank."""
-    heads = split_heads(case.heads, case.key_heads or case.heads, len(sizes))
+def _formula(scheme: str, case: AttentionCase, world_size: int) -> list[int]:
+    """What `traffic` says that each rank sends."""
+    config = SequenceParallelConfig.model_validate(scheme_settings(scheme, world_size))
     text = max(case.text_lengths) if case.text_lengths else 0
-    query, key = ([split(peer) for peer in range(len(sizes))] for split in (heads.num_query, heads.num_key))
-    total = 0
-    for peer in range(len(sizes)):
-        if peer != rank:
-            total += _hidden_bytes(case, sizes[rank], query[peer] + 2 * key[peer])  # q, k, v to their heads
-            total += _hidden_bytes(case, sizes[peer] + text, query[rank])  # output to its tokens
-            total += _hidden_bytes(case, sizes[rank] + text, query[peer])  # gradient of the output
-            total += _hidden_bytes(case, sizes[peer], query[rank] + 2 * key[rank])  # gradients of q, k, v
-    return total
-
-
-def _ring_bytes(case: AttentionCase, sizes: list[int], rank: int, heads: int, gradient_itemsize: int) -> int:
-    degree = len(sizes)
-    keys = sum(_hidden_bytes(case, 2 * sizes[(rank - step) % degree], heads) for step in range(degree - 1))
-    gradients = sum(_hidden_bytes(case, 2 * sizes[(rank - step) % degree], heads) for step in range(1, degree))
-    return 2 * keys + gradients * gradient_itemsize // case.dtype.itemsize
+    key_heads = case.key_heads or case.heads
+    shape = AttentionShape(
+        case.batch, case.tokens, case.heads, key_heads, case.channels, case.dtype.itemsize, text_tokens=text
+    )
+    return [attention_bytes(config, rank, shape).total for rank in range(world_size)]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -85,18 +76,11 @@ def test_text_costs_ulysses_its_output_and_ring_nothing():
     assert _sent("usp", case, N) == [8 * M // N // 2 + 6 * M // N + 2 * M_t // 2] * N
 
 
+@pytest.mark.parametrize("case", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_uneven_splits_send_exactly_their_pieces(world_size):
-    sizes = split_sizes(UNEVEN.tokens, world_size)
-    key_heads = UNEVEN.key_heads
-    assert _sent("ulysses", UNEVEN, world_size) == [_ulysses_bytes(UNEVEN, sizes, r) for r in range(world_size)]
-    assert _sent("ring", UNEVEN, world_size) == [
-        _ring_bytes(UNEVEN, sizes, rank, key_heads, 8) for rank in range(world_size)
-    ]
-    assert _sent("ring-gather", UNEVEN, world_size) == [
-        _hidden_bytes(UNEVEN, 2 * ((world_size - 1) * sizes[rank] + sum(sizes) - sizes[rank]), key_heads)
-        for rank in range(world_size)
-    ]
+def test_every_rank_sends_exactly_what_the_formula_says(scheme, world_size, case):
+    assert _sent(scheme, case, world_size) == _formula(scheme, case, world_size)
 
 
 def test_ring_gradients_travel_in_float32_unless_told_otherwise():
@@ -128,10 +112,13 @@ def test_dsp_sends_half_of_ulysses_on_the_temporal_layer(world_size):
     frames, locations = 5, 7
     of_frames, of_locations = split_sizes(frames, N), split_sizes(locations, N)
     expected = []
-    for own_frames, own_locations in zip(of_frames, of_locations, strict=True):
+    for rank, (own_frames, own_locations) in enumerate(zip(of_frames, of_locations, strict=True)):
         there = own_frames * (locations - own_locations)
         back = own_locations * (frames - own_frames)
         expected.append(2 * (there + back) * 2 * 3 * 4)
+        whole = (2, frames, locations, 3)
+        switches = switch_bytes(N, rank, whole, 1, 2, 4) + switch_bytes(N, rank, whole, 2, 1, 4)
+        assert switches.total == expected[-1]
     assert run_ranks(N, _count_switches, (2, frames, locations, 3)) == expected
 
 
