@@ -1,4 +1,4 @@
-"""One real Alluxio per test session, and a folder of its own for every test, through the mount and the S3 API."""
+"""One real Alluxio for all of these tests, and a folder of its own for every test, through the mount and the S3 API."""
 
 import importlib.util
 import sys
@@ -22,7 +22,7 @@ def load_tool() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory) -> Iterator[object]:
     """A running cluster; skipped, with what to do about it, where it cannot run."""
     tool = load_tool()
