@@ -111,6 +111,8 @@ class Cluster:
         if (missing := why_not(fuse=self.fuse)) is not None:
             raise ClusterError(missing)
         self.folder = self.folder.resolve()
+        # A mount whose process was killed stays, and answers nothing.
+        subprocess.run(["umount", "-l", str(self.mount)], capture_output=True, check=False)
         for name in ("conf", "logs", "journal", "ufs", "cache", "mnt"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "conf/log4j.properties").write_text(LOG4J)
