@@ -89,6 +89,9 @@ def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     subject = verify.add_mutually_exclusive_group()
     subject.add_argument("--config", help="verify the model of this run at the sizes of its buckets")
+    subject.add_argument(
+        "--encoder", action="store_true", help="verify the shared encoding of a clip, for every video VAE, instead"
+    )
     subject.add_argument("--family", nargs="+", choices=options_of(ModelConfig, "family"), help="default: all of them")
     schemes = options_of(SequenceParallelConfig, "scheme")
     verify.add_argument("--scheme", nargs="+", choices=schemes, help="default: all of them")
@@ -214,6 +217,8 @@ def verify(options: argparse.Namespace, overrides: list[str]) -> int:
         refuse_overrides(overrides)
     from ttv_train.verify import command
 
+    if options.encoder:
+        return command.run_encoders(options.degree, as_json=options.json)
     return command.run(
         config,
         families=options.family or options_of(ModelConfig, "family"),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from tqdm import tqdm
 
 from ttv_train.config import RunConfig
+from ttv_train.verify import encoder
 from ttv_train.verify.cases import config_case, family_cases
 from ttv_train.verify.comparison import TOLERANCES, Comparison, format_table
 from ttv_train.verify.sequence import verify_model
@@ -57,6 +58,13 @@ def run(
     if fault and not failed:
         print(f"ttv-train verify: the fault {fault} was not caught", file=sys.stderr)
     return 1 if failed else 0
+
+
+def run_encoders(degrees: Sequence[int], *, as_json: bool) -> int:
+    """Verifies the shared encoding of a clip for every video VAE; returns 0, or 1 if an exact mode is not."""
+    rows = encoder.verify_encoders(degrees)
+    print(json.dumps(encoder.as_json(rows), indent=1) if as_json else encoder.format_table(rows), flush=True)
+    return 0 if encoder.passed(rows) else 1
 
 
 def summary(comparisons: Sequence[Comparison], dtype: str, fault: str | None) -> dict[str, object]:

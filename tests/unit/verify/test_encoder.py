@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ttv_train import cli
+from ttv_train.verify import encoder
 from ttv_train.verify.encoder import EncoderRow, format_table, passed, verify_encoders
 from ttv_train.verify.peak_memory import PeakMemory
 
@@ -46,6 +48,16 @@ def test_a_difference_or_a_byte_too_many_fails(rows):
     for wrong in (replace(row, max_difference=2e-5), replace(row, halo_bytes=row.halo_bytes + 4)):
         assert not passed([*rows, wrong])
         assert "FAILED" in format_table([wrong])
+
+
+def test_the_command_says_by_its_exit_code_whether_all_passed(rows, monkeypatch, capsys):
+    def found(table):
+        monkeypatch.setattr(encoder, "verify_encoders", lambda degrees: table)
+        return cli.main(["verify", "--encoder", "--degree", "1", "2"])
+
+    assert found(rows) == 0
+    assert "AutoencoderKLWan" in capsys.readouterr().out
+    assert found([replace(rows[0], max_difference=1.0)]) == 1
 
 
 def test_peak_memory_counts_what_is_alive():
