@@ -547,7 +547,7 @@ class TrackingConfig(Section):
     trackers: list[Literal["tensorboard", "wandb", "aim", "comet_ml", "mlflow", "clearml", "swanlab"]] = ["tensorboard"]
     """Trackers of accelerate."""
     every_steps: int = Field(1, ge=1)
-    """Steps between metric records."""
+    """Steps between metric records. The others are not timed phase by phase, since that has to wait for the device."""
 
 
 class RunConfig(Section):

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ttv_train.checkpoint.load import latest_verified, load_checkpoint
 from ttv_train.checkpoint.lock import lock_run_folder
@@ -23,24 +22,19 @@ from ttv_train.config import RunConfig
 from ttv_train.config_file import save_config
 from ttv_train.data.agreed import AgreedBatches
 from ttv_train.data.collate import Batch, Collator
-from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.loader import LatentLoader
-from ttv_train.data.mixing import MixedDataset, open_latents
-from ttv_train.data.online import open_online
+from ttv_train.data.mixing import MixedDataset
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
-from ttv_train.data.shards import LatentEntry, LatentStore
-from ttv_train.data.synthetic import SyntheticStore
+from ttv_train.data.shards import LatentEntry
 from ttv_train.data.training_order import dataset_digest, training_order
 from ttv_train.devices import get_backend
 from ttv_train.devices.base import DeviceBackend
 from ttv_train.diffusion import build_objective
 from ttv_train.ema import Ema
-from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
-from ttv_train.encoders.text import build_text_encoder, max_text_tokens
+from ttv_train.encoders.text import max_text_tokens
 from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
-from ttv_train.models.base import ModelFamily
 from ttv_train.models.build import build_model
 from ttv_train.models.experts import build_other_expert
 from ttv_train.monitor.environment import write_environment
@@ -50,7 +44,7 @@ from ttv_train.monitor.samples import step_folder
 from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.monitor.summary import describe, write_summary
 from ttv_train.parallel import collectives
-from ttv_train.parallel.agreement import on_all_ranks, on_every_rank, on_main_rank
+from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.prompts import negative_prompt, stored_prompts
 from ttv_train.report import write_report
@@ -58,6 +52,7 @@ from ttv_train.sample import Sampler
 from ttv_train.step import StepResult, TrainStep
 from ttv_train.storage.counters import counters, difference
 from ttv_train.storage.usage import WorkerMetrics, usage
+from ttv_train.training_data import null_prompt, open_dataset
 from ttv_train.validate import read_holdout, split_holdout, validation_batches, validation_loss
 
 logger = logging.getLogger(__name__)
@@ -83,46 +78,6 @@ def run(config: RunConfig, *, dry_run: bool = False) -> None:
                 trainer.train()
 
 
-def open_store(config: RunConfig, device: torch.device, allow_synthetic: bool) -> LatentDataset:
-    """The encoded dataset, on all ranks together; refused when it was encoded with other settings than `config` has."""
-    if config.latents.online:
-        return open_online(config, device, writes=not allow_synthetic)
-    if config.latents.sources:
-        return open_mixed(config)
-    path = config.latents.path
-    if allow_synthetic and not on_main_rank(lambda: LatentStore.exists(path, config.storage)):
-        vae = build_vae(config.vae, torch.device("cpu"))
-        text_encoder = build_text_encoder(config.text_encoder, torch.device("cpu"))
-        return SyntheticStore(config, vae, text_encoder)
-    store = on_every_rank(lambda: LatentStore.open(path, config.storage))
-    if store.fingerprint != on_main_rank(lambda: encoder_fingerprint(config)):
-        raise UserError(
-            f"latents.path {path}: encoded with other vae, text_encoder or dataset settings than this config has; run "
-            "`ttv-train encode` with this config, which renews what is stale"
-        )
-    return store
-
-
-def open_mixed(config: RunConfig) -> MixedDataset:
-    """The datasets of `latents.sources` as one, on all ranks; refused unless this config's encoders made them."""
-    mixed = on_every_rank(lambda: open_latents(config.latents, config.storage))
-    assert isinstance(mixed, MixedDataset)
-    if mixed.encoders != on_main_rank(lambda: encoder_fingerprints(config)):
-        raise UserError(
-            f"latents.sources {mixed.path}: encoded with other vae or text_encoder settings than this config has; "
-            "encode them again, or take the settings that they were encoded with"
-        )
-    return mixed
-
-
-def null_prompt(
-    family: ModelFamily, model: nn.Module, store: LatentDataset, max_text_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a dropped caption becomes: the model's own embedding, or else the text encoder's of the empty prompt."""
-    embeds = family.null_prompt_of_length(model, max_text_tokens)
-    return store.null_prompt() if embeds is None else (embeds.detach().cpu(), None)
-
-
 def ignore_sample(entry: LatentEntry, reason: str) -> None:
     """For the ranks that leave the report of a bad sample to another."""
 
@@ -137,7 +92,7 @@ class Trainer:
 
         self.worker_metrics = WorkerMetrics(config.storage.alluxio_metrics if mesh.is_main else [])
         self.storage_counts = counters.snapshot()
-        self.store = open_store(config, mesh.device, allow_synthetic=dry_run)
+        self.store = open_dataset(config, mesh.device, allow_synthetic=dry_run)
 
         # Model and objective.
         self.family = FAMILIES[config.model.family]
@@ -253,14 +208,14 @@ class Trainer:
         steps = self.loader.steps(start, config.training.steps)
         agreed = AgreedBatches(self.loader, steps, mesh, config.latents.max_bad_fraction)
         for step in range(start, config.training.steps):
+            done, last = step + 1, step + 1 == config.training.steps
+            self.timer.enabled = last or done % config.tracking.every_steps == 0
             began = time.perf_counter()
             collectives.reset()
             with self.timer.phase("data"):
                 batches = agreed.next_step()
             result = self.train_step(batches, step, self.stop_requested)
             record = self._record(batches, result, step, time.perf_counter() - began)
-            done, last = step + 1, step + 1 == config.training.steps
-
             progress.update(record)
             if last or result.stop_requested or done % config.tracking.every_steps == 0:
                 metrics.log(done, "train", record)

@@ -68,7 +68,7 @@ def _curve(rank: int, world_size: int, family: str, layout: str) -> list[float]:
     )
     mesh = build_mesh(config.parallel, torch.device("cpu"))
     assert mesh.data_degree == 1
-    with patch("ttv_train.train.open_store", lambda config, allow_synthetic: RaggedDataset()):
+    with patch("ttv_train.train.open_dataset", lambda *args, **options: RaggedDataset()):
         trainer = Trainer(config, mesh, get_backend("cpu"), dry_run=True)
     steps = trainer.loader.steps(0, STEPS)
     return [trainer.train_step(next(steps), step).loss for step in range(STEPS)]

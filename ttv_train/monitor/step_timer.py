@@ -16,17 +16,23 @@ class StepTimer:
 
     Sequence-parallel exchanges happen inside forward and backward. What `parallel.collectives` has counted meanwhile is
     taken off the enclosing phase and reported as `communication`, so that the phases add up to the time they took.
-    The device is waited for at both ends of a phase: a phase includes what it has queued, and nothing else.
+    The device is waited for at both ends of a phase: a phase includes what it has queued, and nothing else. That keeps
+    the host from running ahead of the device, so a step whose record nobody keeps is not to be timed.
     """
 
     def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
         self._seconds = dict.fromkeys(PHASES, 0.0)
+        self.enabled = True
+        """Whether phases are timed."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Adds the duration of the block to the phase `name`, one of `PHASES`. Phases do not nest."""
         assert name in PHASES, name
+        if not self.enabled:
+            yield
+            return
         self._backend.synchronize()
         communication, start = _communication_seconds(), time.perf_counter()
         try:

@@ -80,3 +80,13 @@ def test_a_phase_that_raises_is_counted(clock):
         clock.now += 1.0
         raise RuntimeError
     assert timer.end_step()["data"] == 1.0
+
+
+def test_a_step_that_is_not_timed_does_not_wait_for_the_device(clock):
+    backend = FakeBackend(clock)
+    timer = StepTimer(backend)
+    timer.enabled = False
+    with timer.phase("forward"):
+        backend.queued = 2.0
+    assert backend.queued == 2.0
+    assert timer.end_step() == dict.fromkeys(PHASES, 0.0)

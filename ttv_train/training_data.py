@@ -1,0 +1,64 @@
+"""The dataset that a run trains on, and what stands for a dropped caption."""
+
+import torch
+from torch import nn
+
+from ttv_train.config import RunConfig
+from ttv_train.data.dataset import LatentDataset
+from ttv_train.data.mixing import MixedDataset, open_latents
+from ttv_train.data.online import open_online
+from ttv_train.data.shards import LatentStore
+from ttv_train.data.synthetic import SyntheticStore
+from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
+from ttv_train.encoders.text import build_text_encoder
+from ttv_train.encoders.vae import build_vae
+from ttv_train.errors import UserError
+from ttv_train.models.base import ModelFamily
+from ttv_train.parallel.agreement import on_every_rank, on_main_rank
+
+
+def open_dataset(config: RunConfig, device: torch.device, allow_synthetic: bool) -> LatentDataset:
+    """The clips of a run, on all ranks together: encoded, mixed, or encoded as they are needed.
+
+    Args:
+        allow_synthetic: random latents will do where nothing has been encoded yet; nothing is written then.
+
+    Raises:
+        UserError: on every rank, when there is no dataset or it was encoded with other settings than `config` has.
+    """
+    if config.latents.online:
+        return open_online(config, device, writes=not allow_synthetic)
+    if config.latents.sources:
+        return open_mixed(config)
+    path = config.latents.path
+    if allow_synthetic and not on_main_rank(lambda: LatentStore.exists(path, config.storage)):
+        vae = build_vae(config.vae, torch.device("cpu"))
+        text_encoder = build_text_encoder(config.text_encoder, torch.device("cpu"))
+        return SyntheticStore(config, vae, text_encoder)
+    store = on_every_rank(lambda: LatentStore.open(path, config.storage))
+    if store.fingerprint != on_main_rank(lambda: encoder_fingerprint(config)):
+        raise UserError(
+            f"latents.path {path}: encoded with other vae, text_encoder or dataset settings than this config has; run "
+            "`ttv-train encode` with this config, which renews what is stale"
+        )
+    return store
+
+
+def open_mixed(config: RunConfig) -> MixedDataset:
+    """The datasets of `latents.sources` as one, on all ranks; refused unless this config's encoders made them."""
+    mixed = on_every_rank(lambda: open_latents(config.latents, config.storage))
+    assert isinstance(mixed, MixedDataset)
+    if mixed.encoders != on_main_rank(lambda: encoder_fingerprints(config)):
+        raise UserError(
+            f"latents.sources {mixed.path}: encoded with other vae or text_encoder settings than this config has; "
+            "encode them again, or take the settings that they were encoded with"
+        )
+    return mixed
+
+
+def null_prompt(
+    family: ModelFamily, model: nn.Module, store: LatentDataset, max_text_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a dropped caption becomes: the model's own embedding, or else the text encoder's of the empty prompt."""
+    embeds = family.null_prompt_of_length(model, max_text_tokens)
+    return store.null_prompt() if embeds is None else (embeds.detach().cpu(), None)
