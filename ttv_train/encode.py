@@ -41,6 +41,7 @@ from ttv_train.data.units import RECORDS_FOLDER, WorkUnit, clip_key, plan_units,
 from ttv_train.devices import get_backend
 from ttv_train.encoders import dataset_fingerprint
 from ttv_train.encoders.clip_encoder import ClipEncoder, EncodedClip, NonFiniteError
+from ttv_train.encoders.followers import encoding_group
 from ttv_train.encoding.claims import Claims
 from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
 from ttv_train.encoding.leases import Leases
@@ -154,7 +155,8 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | N
     if not config.latents.path:
         raise UserError("latents.path is not set; name the folder or URL that the encoded dataset goes to")
     store = open_store(config.latents.path, config.storage)
-    encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame)
+    group = encoding_group(config.vae.parallel.degree)
+    encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame, group)
     output = Path(config.output_dir)
     fingerprints = (encoder.visual_fingerprint, encoder.text_encoder.fingerprint)
     state = on_main_rank(partial(state_of, config.dataset, fingerprints))
@@ -164,7 +166,7 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | N
     tallies: list[Tally] = []
     while True:
         plan = on_main_rank(partial(make_plan, config, store, encoder))
-        tallies += on_all_ranks(partial(encode_units, config, store, encoder, plan))
+        tallies += on_all_ranks(partial(encode_or_follow, config, store, encoder, plan))
         if any(tally.is_stopped for tally in tallies):
             logger.info("stopped by SIGTERM; the same command goes on from there")
             return None
@@ -240,6 +242,19 @@ def committed(
     same_text_encoder = index.text_encoder_fingerprint == text_encoder_fingerprint
     keeps_null_prompt = same_text_encoder and is_intact(store, manifest.null_prompt)
     return fresh, shards, manifest.null_prompt if keeps_null_prompt else None
+
+
+def encode_or_follow(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) -> Tally:
+    """`encode_units`, or sharing the work of the rank that does so."""
+    if encoder.is_follower:
+        # The leader gets the same signal and ends this when its clip is done.
+        with StopSignal(before_exit=lambda: None):
+            encoder.follow()
+        return Tally()
+    try:
+        return encode_units(config, store, encoder, plan)
+    finally:
+        encoder.dismiss_followers()
 
 
 def encode_units(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) -> Tally:

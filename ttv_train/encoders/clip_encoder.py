@@ -12,6 +12,7 @@ from ttv_train.config import FirstFrameConfig, TextEncoderConfig, VaeConfig
 from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.encoders import visual_fingerprint
 from ttv_train.encoders.first_frame import FirstFrameEncoder, first_frame_alone
+from ttv_train.encoders.followers import LeadingVae, dismiss_followers, follow, is_follower
 from ttv_train.encoders.text import TextEncoder, build_text_encoder
 from ttv_train.encoders.vae import LatentDistribution, VideoVae, build_vae
 
@@ -42,8 +43,7 @@ class ClipEncoder:
     Half precision can overflow. What comes out non-finite is encoded again in float32, alone, and stored in the
     encoder's dtype if it fits there.
 
-    The ranks of `vae_group` share the VAE's work on each clip, if `vae.parallel` says so: all of them encode the same
-    clips in the same order, and each gets all latents.
+    The first rank of `vae_group` encodes; the others are in `follow` and share the VAE's work on each of its clips.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class ClipEncoder:
         first_frame: FirstFrameConfig | None = None,
         vae_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.vae: VideoVae = build_vae(vae, device, vae_group)
+        self._vae_group, self._device = vae_group, device
+        self.vae: VideoVae = self._led(build_vae(vae, device, vae_group), number=0)
         self.text_encoder: TextEncoder = build_text_encoder(text_encoder, device)
         self._first_frame_config = first_frame or FirstFrameConfig()
         self._first_frame_encoder: FirstFrameEncoder | None = None
@@ -62,9 +63,8 @@ class ClipEncoder:
             self._first_frame_encoder = FirstFrameEncoder(self._first_frame_config, device)
         self.num_float32 = 0
         """Clips that were encoded again in float32 so far."""
-        self._vae_config, self._vae_group = vae, vae_group
+        self._vae_config = vae
         self._text_encoder_config = text_encoder
-        self._device = device
 
     @cached_property
     def visual_fingerprint(self) -> str:
@@ -103,10 +103,30 @@ class ClipEncoder:
             encoded.append(EncodedClip(mean[0].cpu(), logvar, embeds, mask, first_frame))
         return encoded
 
+    @property
+    def is_follower(self) -> bool:
+        """Whether this rank only shares the work on the clips of another one."""
+        return is_follower(self._vae_group)
+
+    def follow(self) -> None:
+        """Shares the leader's work until it dismisses its followers."""
+        assert self._vae_group is not None
+        follow(self._vae_group, self._device, lambda number: self._float32_vae if number else self.vae)
+
+    def dismiss_followers(self) -> None:
+        """Ends `follow` on the other ranks of the group, if there are any."""
+        if self._vae_group is not None:
+            dismiss_followers(self._vae_group, self._device)
+
     def encode_null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt, on the CPU."""
         embeds, mask = self.text_encoder.encode([""])
         return self._finite_prompt("", embeds[0], mask[0])
+
+    def _led(self, vae: VideoVae, number: int) -> VideoVae:
+        if self._vae_group is None or self.is_follower:
+            return vae
+        return LeadingVae(vae, self._vae_group, self._device, number)
 
     def _encode_first_frames(
         self, pixels: torch.Tensor, videos: Sequence[torch.Tensor]
@@ -154,7 +174,8 @@ class ClipEncoder:
 
     @cached_property
     def _float32_vae(self) -> VideoVae:
-        return build_vae(self._vae_config.model_copy(update={"dtype": "float32"}), self._device, self._vae_group)
+        config = self._vae_config.model_copy(update={"dtype": "float32"})
+        return self._led(build_vae(config, self._device, self._vae_group), number=1)
 
     @cached_property
     def _float32_text_encoder(self) -> TextEncoder:
