@@ -41,7 +41,10 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument("--config", required=True, help="YAML file of the run")
         return command
 
-    with_config("encode", "Encode clips and captions to latent shards.")
+    encode = with_config("encode", "Encode clips and captions to latent shards.")
+    instead = encode.add_mutually_exclusive_group()
+    instead.add_argument("--status", action="store_true", help="only say what is done, stale and missing")
+    instead.add_argument("--gc", action="store_true", help="only remove what nothing in latents.path refers to")
     train = with_config("train", "Train; goes on from the newest checkpoint in output_dir.")
     train.add_argument("--dry-run", action="store_true", help="build everything, take one step, write nothing")
     sample = with_config("sample", "Sample videos from a checkpoint.")
@@ -171,6 +174,9 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     if options.command == "encode":
         from ttv_train import encode
 
+        if options.status or options.gc:
+            print(encode.status(config) if options.status else encode.remove_garbage(config))
+            return 0
         summary = encode.run(config)
         if summary is None:
             return STOPPED

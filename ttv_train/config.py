@@ -280,6 +280,9 @@ class EncodingConfig(Section):
     machine that has died is free at once."""
     decode_workers: int | None = Field(None, ge=1)
     """Processes that decode clips ahead of the encoder; `null` takes one per core but one, up to 8."""
+    garbage_hours: float = Field(24.0, ge=0)
+    """`encode --gc` removes only what is older. A training run that began before the last commit still reads the shards
+    of its own one: do not collect before it ends."""
     prefetch_batches: int = Field(4, ge=1)
     """Decoded batches that wait for the encoder, at most. A batch is one clip, or several that together have no more
     pixels than 49x480x720."""

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ttv_train.checkpoint.lock import lock_run_folder, wait_for_lock
 from ttv_train.config import RunConfig, parse_bucket
@@ -44,6 +45,7 @@ from ttv_train.encoders.clip_encoder import ClipEncoder, EncodedClip, NonFiniteE
 from ttv_train.encoders.followers import encoding_group
 from ttv_train.encoding.claims import Claims
 from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
+from ttv_train.encoding.housekeeping import Status, collect_garbage, progress_of
 from ttv_train.encoding.leases import Leases
 from ttv_train.encoding.progress import EncodeProgress
 from ttv_train.encoding.stopping import StopSignal
@@ -149,14 +151,49 @@ def run(config: RunConfig) -> EncodeSummary | None:
             ) from error
 
 
-def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | None:
-    """`run` inside a process group, if there is one."""
-    started = time.monotonic()
+def status(config: RunConfig) -> Status:
+    """How far the job of `config` is, on this machine or on others. Raises UserError as `run` does."""
+    store, encoder = open_parts(config, torch.device("cpu"))
+    plan = make_plan(config, store, encoder)
+    try:
+        committed_samples = read_manifest(store)[0].num_samples
+    except DamagedStoreError:
+        committed_samples = 0
+    finished, workers, rate = progress_of(store, plan.units, config.encoding.lease_seconds)
+    return Status(
+        wanted=len(plan.wanted),
+        committed=len(plan.fresh),
+        finished=finished,
+        stale=committed_samples - len(plan.fresh),
+        quarantined=len(plan.rejected),
+        workers=workers,
+        clips_per_second=rate,
+    )
+
+
+def remove_garbage(config: RunConfig) -> str:
+    """Removes what nothing in the store of `config` refers to; says how much. Raises UserError as `run` does."""
+    if not config.latents.path:
+        raise UserError("latents.path is not set; name the folder or URL of the encoded dataset")
+    store = open_store(config.latents.path, config.storage)
+    removed, total = collect_garbage(store, config.encoding.garbage_hours * 3600)
+    return f"removed {removed} of {total} objects of {config.latents.path}"
+
+
+def open_parts(
+    config: RunConfig, device: torch.device, group: dist.ProcessGroup | None = None
+) -> tuple[Store, ClipEncoder]:
+    """The store and the encoders, whose weights are not loaded yet; the ranks of `group` encode each clip together."""
     if not config.latents.path:
         raise UserError("latents.path is not set; name the folder or URL that the encoded dataset goes to")
     store = open_store(config.latents.path, config.storage)
-    group = encoding_group(config.vae.parallel.degree)
-    encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame, group)
+    return store, ClipEncoder(config.vae, config.text_encoder, device, config.first_frame, group)
+
+
+def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | None:
+    """`run` inside a process group, if there is one."""
+    started = time.monotonic()
+    store, encoder = open_parts(config, device, encoding_group(config.vae.parallel.degree))
     output = Path(config.output_dir)
     fingerprints = (encoder.visual_fingerprint, encoder.text_encoder.fingerprint)
     state = on_main_rank(partial(state_of, config.dataset, fingerprints))
@@ -290,6 +327,7 @@ def encode_units(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Pl
                 progress.add(len(encoded), sum(sample.entry.bucket[0] for sample in encoded))
                 progress.skip(len(results) - len(encoded))
                 samples += encoded
+                leases.clips_per_second = progress.clips / (progress.seconds or 1.0)
                 if batch.is_last:
                     writer.write(batch.unit, samples, rejected)
                     samples, rejected = [], []

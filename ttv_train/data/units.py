@@ -5,6 +5,7 @@ unit leaves a record in the store, `units/PLAN/UNIT.json`, named by its clips; a
 there, and all records are removed once the manifest is committed.
 """
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -129,6 +130,19 @@ def read_records(store: Store, units: Sequence[WorkUnit]) -> list[UnitRecord | N
     shards = [record.shard for record in records if record is not None and record.shard is not None]
     stored = {shard.name for shard in stored_objects(store, shards)}
     return [record if record is None or not record.shard or record.shard.name in stored else None for record in records]
+
+
+def shards_of_records(store: Store, names: Sequence[str]) -> set[str]:
+    """The shards that records refer to, given the records' object names."""
+    shards = set()
+    for result in store.read_many([ByteRange(name) for name in names]):
+        if isinstance(result, bytes):
+            with contextlib.suppress(ValidationError):
+                record: UnitRecord = _RECORD.validate_json(result)
+                shards |= {record.shard.name} if record.shard is not None else set()
+        elif not isinstance(result, FileNotFoundError):
+            raise result
+    return shards
 
 
 def put_record(store: Store, unit: WorkUnit, record: UnitRecord) -> None:

@@ -64,6 +64,7 @@ class LeaseState:
     beat: int
     """Rises with every sign of life."""
     is_released: bool = False
+    clips_per_second: float = 0.0
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -73,7 +74,7 @@ class LeaseState:
         """None for what is no lease, such as the half-written object of a killed worker."""
         try:
             fields = json.loads(content)
-            return cls(Holder(**fields["holder"]), fields["beat"], fields["is_released"])
+            return cls(**fields | {"holder": Holder(**fields["holder"])})
         except (ValueError, TypeError, KeyError):
             return None
 
@@ -90,6 +91,7 @@ class Leases:
 
     Attributes:
         holder: this worker.
+        clips_per_second: how fast it is; told with every sign of life.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Leases:
         self._store, self._folder = store, folder
         self._lease_seconds, self._clock = lease_seconds, clock
         self.holder = Holder.this_process()
+        self.clips_per_second = 0.0
         self._held: dict[str, tuple[int, LeaseState]] = {}
         self._seen: dict[str, tuple[int, bytes, float, float]] = {}
         self._lock = threading.Lock()
@@ -155,11 +158,11 @@ class Leases:
             for unit, (generation, state) in held.items():
                 self._put(unit, generation, replace(state, is_released=True))
 
-    def holder_of(self, unit: str) -> Holder | None:
-        """Who works on a unit, as far as the store says."""
+    def state_of(self, unit: str) -> LeaseState | None:
+        """The lease of a unit that somebody works on, as far as the store says."""
         newest = self._newest(unit)
         state = None if newest is None else LeaseState.from_json(newest[1])
-        return None if state is None or state.is_released or state.holder.is_known_dead else state.holder
+        return None if state is None or state.is_released or state.holder.is_known_dead else state
 
     def _newest(self, unit: str) -> tuple[int, bytes] | None:
         """Number and content of the lease in force."""
@@ -189,7 +192,7 @@ class Leases:
         while not self._closing.wait(self._lease_seconds / BEATS_PER_LEASE):
             with self._lock:
                 for unit, (generation, state) in self._held.items():
-                    beat = replace(state, beat=state.beat + 1)
+                    beat = replace(state, beat=state.beat + 1, clips_per_second=self.clips_per_second)
                     self._held[unit] = generation, beat
                     self._put(unit, generation, beat)
 
