@@ -1,6 +1,7 @@
 """Both encoders on batches of clips, and the rule that nothing that is not finite is ever stored."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,9 @@ from ttv_train.encoders.first_frame import FirstFrameEncoder, first_frame_alone
 from ttv_train.encoders.followers import LeadingVae, dismiss_followers, follow, is_follower
 from ttv_train.encoders.text import TextEncoder, build_text_encoder
 from ttv_train.encoders.vae import LatentDistribution, VideoVae, build_vae
+
+REMEMBERED_PROMPTS = 128
+"""The clips of one video, and those of others that share a caption, follow each other closely."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class ClipEncoder:
             self._first_frame_encoder = FirstFrameEncoder(self._first_frame_config, device)
         self.num_float32 = 0
         """Clips that were encoded again in float32 so far."""
+        self._prompts: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
         self._vae_config = vae
         self._text_encoder_config = text_encoder
 
@@ -86,13 +91,11 @@ class ClipEncoder:
         pixels = torch.stack(list(videos)).to(self._device).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
         latents = self.vae.encode(pixels)
         first_frames = self._encode_first_frames(pixels, videos)
-        distinct = list(dict.fromkeys(captions))
-        prompts = dict(zip(distinct, zip(*self.text_encoder.encode(distinct), strict=True), strict=True))
         encoded: list[EncodedClip | NonFiniteError] = []
         for row, caption in enumerate(captions):
             try:
                 mean, logvar = self._finite_latents(pixels[row : row + 1], _row(latents, row))
-                embeds, mask = self._finite_prompt(caption, *prompts[caption])
+                embeds, mask = self._encode_prompt(caption)
                 first_frame = first_frames[row]
                 if isinstance(first_frame, NonFiniteError):
                     raise first_frame
@@ -120,8 +123,19 @@ class ClipEncoder:
 
     def encode_null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt, on the CPU."""
-        embeds, mask = self.text_encoder.encode([""])
-        return self._finite_prompt("", embeds[0], mask[0])
+        return self._encode_prompt("")
+
+    def _encode_prompt(self, caption: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each caption is embedded alone, so that its bits do not depend on those it happens to be with, and once as
+        long as it is remembered. Raises NonFiniteError."""
+        if caption in self._prompts:
+            self._prompts.move_to_end(caption)
+        else:
+            embeds, mask = self.text_encoder.encode([caption])
+            self._prompts[caption] = self._finite_prompt(caption, embeds[0], mask[0])
+            if len(self._prompts) > REMEMBERED_PROMPTS:
+                self._prompts.popitem(last=False)
+        return self._prompts[caption]
 
     def _led(self, vae: VideoVae, number: int) -> VideoVae:
         if self._vae_group is None or self.is_follower:
