@@ -45,6 +45,13 @@ def build_parser() -> argparse.ArgumentParser:
     instead = encode.add_mutually_exclusive_group()
     instead.add_argument("--status", action="store_true", help="only say what is done, stale and missing")
     instead.add_argument("--gc", action="store_true", help="only remove what nothing in latents.path refers to")
+    instead.add_argument("--export", type=Path, metavar="FOLDER", help="only write the encoded dataset to a new folder")
+    encode.add_argument(
+        "--layout",
+        choices=["webdataset", "fastvideo"],
+        default="webdataset",
+        help="of --export: tar shards, or Parquet",
+    )
     train = with_config("train", "Train; goes on from the newest checkpoint in output_dir.")
     train.add_argument("--dry-run", action="store_true", help="build everything, take one step, write nothing")
     sample = with_config("sample", "Sample videos from a checkpoint.")
@@ -174,13 +181,17 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
     if options.command == "encode":
         from ttv_train import encode
 
-        if options.status or options.gc:
-            print(encode.status(config) if options.status else encode.remove_garbage(config))
-            return 0
-        summary = encode.run(config)
-        if summary is None:
-            return STOPPED
-        print_once(summary)
+        if options.status:
+            print(encode.status(config))
+        elif options.gc:
+            print(encode.remove_garbage(config))
+        elif options.export:
+            print(encode.export(config, options.export, options.layout))
+        else:
+            summary = encode.run(config)
+            if summary is None:
+                return STOPPED
+            print_once(summary)
     elif options.command == "train":
         from ttv_train import train
 

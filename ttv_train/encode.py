@@ -37,7 +37,7 @@ from ttv_train.data.manifest import (
 )
 from ttv_train.data.probe import BadVideoError
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
-from ttv_train.data.shards import LatentSample, put_null_prompt
+from ttv_train.data.shards import CorruptSampleError, LatentSample, LatentStore, put_null_prompt
 from ttv_train.data.units import RECORDS_FOLDER, WorkUnit, clip_key, plan_units, read_records
 from ttv_train.devices import get_backend
 from ttv_train.encoders import dataset_fingerprint
@@ -45,6 +45,7 @@ from ttv_train.encoders.clip_encoder import ClipEncoder, EncodedClip, NonFiniteE
 from ttv_train.encoders.followers import encoding_group
 from ttv_train.encoding.claims import Claims
 from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
+from ttv_train.encoding.exporting import export_dataset
 from ttv_train.encoding.housekeeping import Status, collect_garbage, progress_of
 from ttv_train.encoding.leases import Leases
 from ttv_train.encoding.progress import EncodeProgress
@@ -178,6 +179,16 @@ def remove_garbage(config: RunConfig) -> str:
     store = open_store(config.latents.path, config.storage)
     removed, total = collect_garbage(store, config.encoding.garbage_hours * 3600)
     return f"removed {removed} of {total} objects of {config.latents.path}"
+
+
+def export(config: RunConfig, folder: Path, layout: str) -> str:
+    """Writes the encoded dataset of `config` for other trainers; see `export_dataset`. Says what it wrote."""
+    store = LatentStore.open(config.latents.path, config.storage)
+    try:
+        count = export_dataset(store, folder, layout)
+    except CorruptSampleError as error:
+        raise UserError(f"latents.path {config.latents.path}: {error}; remove the shard and encode again") from None
+    return f"wrote {len(store.entries)} samples to {count} files in {folder}"
 
 
 def open_parts(

@@ -187,7 +187,7 @@ def put_shard(store: Store, samples: Sequence[LatentSample]) -> tuple[StoredObje
     Returns:
         The shard, and the samples' entries with their places filled in, in the order of `samples`.
     """
-    content, places = _pack(samples)
+    content, places = pack_shard(samples)
     shard = put_object(store, "shards/", ".tar", content)
     entries = []
     for sample in samples:
@@ -197,8 +197,8 @@ def put_shard(store: Store, samples: Sequence[LatentSample]) -> tuple[StoredObje
     return shard, entries
 
 
-def _pack(samples: Sequence[LatentSample]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The tar file, and (offset, length) of each sample's tensors in it by key."""
+def pack_shard(samples: Sequence[LatentSample]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The tar file of samples, and (offset, length) of each one's tensors in it by key."""
     buffer = io.BytesIO()
     places = {}
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
