@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     instead = encode.add_mutually_exclusive_group()
     instead.add_argument("--status", action="store_true", help="only say what is done, stale and missing")
     instead.add_argument("--gc", action="store_true", help="only remove what nothing in latents.path refers to")
+    instead.add_argument("--page", action="store_true", help="only write output_dir/encoding.html about the latents")
     instead.add_argument("--export", type=Path, metavar="FOLDER", help="only write the encoded dataset to a new folder")
     encode.add_argument(
         "--layout",
@@ -185,6 +186,8 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
             print(encode.status(config))
         elif options.gc:
             print(encode.remove_garbage(config))
+        elif options.page:
+            print(encode.write_preview_page(config))
         elif options.export:
             print(encode.export(config, options.export, options.layout))
         else:

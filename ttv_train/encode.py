@@ -48,6 +48,7 @@ from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
 from ttv_train.encoding.exporting import export_dataset
 from ttv_train.encoding.housekeeping import Status, collect_garbage, progress_of
 from ttv_train.encoding.leases import Leases
+from ttv_train.encoding.page import write_page
 from ttv_train.encoding.progress import EncodeProgress
 from ttv_train.encoding.stopping import StopSignal
 from ttv_train.encoding.unchanged import finished_before, forget_finished, note_finished, state_of
@@ -155,7 +156,11 @@ def run(config: RunConfig) -> EncodeSummary | None:
 def status(config: RunConfig) -> Status:
     """How far the job of `config` is, on this machine or on others. Raises UserError as `run` does."""
     store, encoder = open_parts(config, torch.device("cpu"))
-    plan = make_plan(config, store, encoder)
+    return status_of(config, store, make_plan(config, store, encoder))
+
+
+def status_of(config: RunConfig, store: Store, plan: Plan) -> Status:
+    """`status` of a job whose plan is made."""
     try:
         committed_samples = read_manifest(store)[0].num_samples
     except DamagedStoreError:
@@ -179,6 +184,19 @@ def remove_garbage(config: RunConfig) -> str:
     store = open_store(config.latents.path, config.storage)
     removed, total = collect_garbage(store, config.encoding.garbage_hours * 3600)
     return f"removed {removed} of {total} objects of {config.latents.path}"
+
+
+def write_preview_page(config: RunConfig) -> Path:
+    """Writes `encoding.html` in the output folder: what the committed dataset of `config` decodes to. Raises UserError
+    as `run` does."""
+    device = get_backend(config.device.backend).device(0)
+    store, encoder = open_parts(config, device)
+    plan = make_plan(config, store, encoder)
+    latents = LatentStore.open(config.latents.path, config.storage)
+    clips = {key: plan.wanted[key] for key in plan.fresh}
+    summary = str(status_of(config, store, plan))
+    path = Path(config.output_dir) / "encoding.html"
+    return write_page(path, latents, clips, config.dataset, encoder.vae, device, summary)
 
 
 def export(config: RunConfig, folder: Path, layout: str) -> str:
