@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from ttv_train.checkpoint.lock import lock_run_folder, wait_for_lock
 from ttv_train.config import RunConfig, parse_bucket
+from ttv_train.data.changed_sources import DATASET_MANIFEST
 from ttv_train.data.clips import Clip, list_clips
 from ttv_train.data.dataset_manifest import is_final_scan
 from ttv_train.data.decode import ClipDecoder
@@ -60,8 +61,6 @@ from ttv_train.storage import Store, open_store
 
 logger = logging.getLogger(__name__)
 
-DATASET_MANIFEST = "dataset.parquet"
-"""In the output folder; from it a rerun knows the videos that have not changed."""
 SCAN_LOCK = ".scan.lock"
 LONGEST_WAIT = timedelta(days=30)
 """Ranks meet only before and after the work, so the first one to finish may wait as long as the job lasts."""

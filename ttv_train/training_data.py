@@ -1,9 +1,12 @@
 """The dataset that a run trains on, and what stands for a dropped caption."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from ttv_train.config import RunConfig
+from ttv_train.data.changed_sources import DATASET_MANIFEST, changed_sources
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.mixing import MixedDataset, open_latents
 from ttv_train.data.online import open_online
@@ -41,7 +44,21 @@ def open_dataset(config: RunConfig, device: torch.device, allow_synthetic: bool)
             f"latents.path {path}: encoded with other vae, text_encoder or dataset settings than this config has; run "
             "`ttv-train encode` with this config, which renews what is stale"
         )
+    on_main_rank(lambda: refuse_changed_sources(config, store))
     return store
+
+
+def refuse_changed_sources(config: RunConfig, store: LatentStore) -> None:
+    """Raises UserError if videos at hand are no longer those that were encoded."""
+    manifest, folder = Path(config.output_dir) / DATASET_MANIFEST, Path(config.dataset.path)
+    changed = changed_sources(manifest, folder)
+    stale = sorted({entry.source_name for entry in store.entries if entry.source_name in changed}) if changed else []
+    if stale:
+        others = f" and {len(stale) - 1} other videos have" if len(stale) > 1 else " has"
+        raise UserError(
+            f"dataset.path {config.dataset.path}: {stale[0]}{others} changed since the latents at latents.path "
+            f"{config.latents.path} were encoded; run `ttv-train encode` with this config, which renews what is stale"
+        )
 
 
 def open_mixed(config: RunConfig) -> MixedDataset:

@@ -22,6 +22,7 @@ import torch
 from ttv_train import encode
 from ttv_train.config import RunConfig
 from ttv_train.config_file import parse_config
+from ttv_train.data.changed_sources import DATASET_MANIFEST
 from ttv_train.data.cut import Cutter
 from ttv_train.data.dataset_manifest import write_manifest
 from ttv_train.data.decode import ClipDecoder
@@ -59,7 +60,7 @@ def write_scan(config: RunConfig) -> list:
     with ClipDecoder(config.dataset) as decoder:
         first = scan_video(sources[0], Cutter.of(config.dataset), decoder, None, False)
     clips = []
-    with write_manifest(Path(config.output_dir) / encode.DATASET_MANIFEST, config.dataset) as writer:
+    with write_manifest(Path(config.output_dir) / DATASET_MANIFEST, config.dataset) as writer:
         for source in sources:
             status = source.path.stat()
             stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ttv_train.config import DatasetConfig, RunConfig
+from ttv_train.data.changed_sources import DATASET_MANIFEST
 from ttv_train.data.clips import list_clips
 from ttv_train.data.cut import Clip
 from ttv_train.data.decode import ClipDecoder
@@ -94,7 +95,7 @@ def open_online(config: RunConfig, device: torch.device, writes: bool) -> Online
     output = Path(config.output_dir)
 
     def list_keyed() -> tuple[dict[str, Clip], int]:
-        manifest = output / "dataset.parquet" if writes else None
+        manifest = output / DATASET_MANIFEST if writes else None
         clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=manifest)
         keyed: dict[str, Clip] = {}
         for clip in clips:
