@@ -28,14 +28,15 @@ def _operator_arguments(rank: int, world_size: int) -> dict[str, tuple]:
     counts, place = (HEADS, KEY_HEADS), (rank, name)
     mask = torch.tensor([[True, False], [True, True]])
     block = (query, key, value, text[1], text[2], mask)
-    out, lse = torch.ops.ttv_train.ring_attention(*block, 0.5, sizes, *place)
+    bidirectional = 0, [], []
+    out, lse = torch.ops.ttv_train.ring_attention(*block, 0.5, sizes, *bidirectional, *place)
     return {
         "tokens_to_heads": (query, key, value, text, sizes, *place),
         "tokens_to_heads_backward": (*own, TEXT, sizes, *counts, *place),
         "heads_to_tokens": (own[0], TEXT, sizes, *counts, *place),
         "heads_to_tokens_backward": (draw(HEADS, sizes[rank]), draw(HEADS, TEXT), sizes, *counts, *place),
-        "ring_attention": (*block, 0.5, sizes, *place),
-        "ring_attention_backward": (out, *block, out, lse, 0.5, torch.float32, sizes, *place),
+        "ring_attention": (*block, 0.5, sizes, *bidirectional, *place),
+        "ring_attention_backward": (out, *block, out, lse, 0.5, torch.float32, sizes, *bidirectional, *place),
         "gather_blocks": (key, value, text[1:], sizes, *place),
         "gather_blocks_backward": (draw(KEY_HEADS, TOKENS), draw(KEY_HEADS, TOKENS), sizes, *place),
         "switch_dims": (torch.randn(2, 5, sizes[rank], 3), 2, 1, sizes, *place),
