@@ -47,9 +47,14 @@ def store(url, tmp_path):
 
 @pytest.fixture
 def counted():
-    """What was counted since the test began."""
+    """What was counted since the test began, without the tiers that gave no bytes."""
     before = counters.snapshot()
-    return lambda: difference(counters.snapshot(), before)
+
+    def since() -> dict:
+        found = difference(counters.snapshot(), before)
+        return {**found, "bytes": {tier: count for tier, count in found["bytes"].items() if count}}
+
+    return since
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,7 @@ def test_a_closed_connection_is_read_elsewhere(store, workers, counted):
     for worker in workers:
         worker.fault = dropped
     assert store.read_range(part(0, 1000, "a.tar", CONTENT)) == CONTENT[:1000]
-    assert counted()["bytes"] == {"alluxio": 0, "under_store": 1000}
+    assert counted()["bytes"] == {"under_store": 1000}
 
 
 def test_workers_that_are_down_are_left_out_after_a_while(store, workers, counted, url, tmp_path):
@@ -129,7 +134,7 @@ def test_without_any_worker_the_under_store_serves(store, workers, counted):
     for worker in workers:
         worker.stop()
     assert store.read_range(part(0, len(CONTENT), "a.tar", CONTENT)) == CONTENT
-    assert counted()["bytes"] == {"alluxio": 0, "under_store": len(CONTENT)}
+    assert counted()["bytes"] == {"under_store": len(CONTENT)}
     with pytest.raises(OSError):
         store.health()
 
