@@ -45,7 +45,7 @@ def test_the_family_that_is_added_is_the_same_on_two_ranks(tmp_path):
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     for name in ("one process", "ulysses on 2 ranks", "ring on 2 ranks"):
         assert f"{name}: worst difference" in done.stdout
 

@@ -1,5 +1,7 @@
 """The ranks of a run and the two axes they form: data x sequence."""
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +74,9 @@ def distributed(backend: DeviceBackend, timeout_seconds: float) -> Iterator[torc
         yield device
     finally:
         dist.destroy_process_group()
+        # Gloo's threads end when the last reference to their group is gone. One that lets go of a tensor after Python
+        # has begun to exit aborts the process, so what holds groups in reference cycles is collected before that.
+        atexit.register(gc.collect)
 
 
 def build_mesh(config: ParallelConfig, device: torch.device) -> ParallelMesh:
