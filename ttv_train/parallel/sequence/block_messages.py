@@ -12,7 +12,7 @@ import torch
 from ttv_train.ops.attention import block_attention, block_attention_backward, merge_
 from ttv_train.ops.attention_kernels import AttentionBlock
 from ttv_train.parallel import collectives
-from ttv_train.parallel.sequence.causal import Rectangle, unflatten_runs, visible_rectangles
+from ttv_train.parallel.sequence.causal import EVERYTHING, Rectangle, unflatten_runs, visible_rectangles
 from ttv_train.parallel.sequence.operators import group_named, operator
 
 PURPOSE = "ring"
@@ -48,13 +48,15 @@ class _Ring:
 
 
 class _Sight:
-    """What this rank's queries see of the block of a rank, under causal attention."""
+    """What this rank's queries see of the block of a rank: everything, unless attention is causal."""
 
     def __init__(self, causal_block: int, run_bounds: list[int], run_counts: list[int], rank: int) -> None:
         self.block_length, self.rank = causal_block, rank
         self.runs = unflatten_runs(run_bounds, run_counts)
 
     def of(self, peer: int) -> list[Rectangle]:
+        if not self.block_length:
+            return [EVERYTHING]
         return visible_rectangles(self.runs[self.rank], self.runs[peer], self.block_length)
 
 
@@ -105,37 +107,31 @@ def ring_attention(
     ring = _Ring(block_sizes, rank, group_name)
     sight = _Sight(causal_block, run_bounds, run_counts, rank)
     merged: tuple[torch.Tensor, torch.Tensor] | None = None
+    if causal_block:  # else the first block is where sums start
+        nothing = torch.zeros_like(query, dtype=_accumulator_dtype(query))
+        merged = nothing, nothing.new_full(query.shape[:3], -math.inf)
 
-    def attend(key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+    def attend(
+        key: torch.Tensor, value: torch.Tensor, parts: list[Rectangle], mask: torch.Tensor | None = None
+    ) -> None:
         nonlocal merged
         if key.numel() == 0:
             return
-        out, lse = block_attention(AttentionBlock(query, key, value, mask, scale))
-        merged = (out.to(lse.dtype), lse) if merged is None else (merged[0], merge_(*merged, out, lse))
-
-    def attend_causally(key: torch.Tensor, value: torch.Tensor, peer: int) -> None:
-        nonlocal merged
-        if merged is None:
-            dtype = _accumulator_dtype(query)
-            nothing = query.new_zeros(query.shape, dtype=dtype)
-            merged = nothing, query.new_full(query.shape[:3], -math.inf, dtype=dtype)
-        for part in sight.of(peer):
-            keys = key[:, :, part.key], value[:, :, part.key]
-            out, lse = block_attention(
-                AttentionBlock(query[:, :, part.query], *keys, None, scale, causal=part.diagonal)
-            )
-            so_far = merged[0][:, :, part.query], merged[1][:, :, part.query]
-            merged[1][:, :, part.query] = merge_(*so_far, out, lse)
+        for part in parts:
+            queries, keys = (slice(None), slice(None), part.query), (slice(None), slice(None), part.key)
+            block = AttentionBlock(query[queries], key[keys], value[keys], mask, scale, causal=part.diagonal)
+            out, lse = block_attention(block)
+            if merged is None:
+                merged = out.to(lse.dtype), lse
+            else:
+                merged[1][queries] = merge_(merged[0][queries], merged[1][queries], out, lse)
 
     block = torch.stack((key, value))
     for step in range(ring.degree):
         arriving = ring.pass_on(block, step + 1) if step + 1 < ring.degree else None
-        if causal_block:
-            attend_causally(block[0], block[1], (rank - step) % ring.degree)
-        else:
-            attend(*block)
+        attend(block[0], block[1], sight.of((rank - step) % ring.degree))
         if step == 0 and text_key is not None and text_value is not None:
-            attend(text_key, text_value, text_mask)
+            attend(text_key, text_value, [EVERYTHING], text_mask)
         if arriving is not None:
             block = arriving.receive()
     assert merged is not None, "a sequence has at least one token"
@@ -194,36 +190,33 @@ def ring_attention_backward(
     grad_query = torch.zeros_like(query, dtype=_accumulator_dtype(query))
 
     def through(
-        key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        key: torch.Tensor, value: torch.Tensor, parts: list[Rectangle], mask: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
         """Adds to the gradient of the query what passes through these keys and returns their own gradients."""
-        block = AttentionBlock(query, key, value, mask, scale)
-        through_query, grad_key, grad_value = block_attention_backward(block, grad_out, out, lse)
-        grad_query.add_(through_query)
-        return grad_key, grad_value
-
-    def through_causally(key: torch.Tensor, value: torch.Tensor, peer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        grads = [torch.zeros_like(x, dtype=grad_query.dtype) for x in (key, value)]
-        for part in sight.of(peer):
+        grads = [torch.zeros_like(x, dtype=grad_query.dtype) for x in (key, value)] if causal_block else []
+        for part in parts:
             queries, keys = (slice(None), slice(None), part.query), (slice(None), slice(None), part.key)
-            block = AttentionBlock(query[queries], key[keys], value[keys], None, scale, causal=part.diagonal)
+            block = AttentionBlock(query[queries], key[keys], value[keys], mask, scale, causal=part.diagonal)
             through_query, *shares = block_attention_backward(block, grad_out[queries], out[queries], lse[queries])
-            grad_query[queries] += through_query
-            for grad, share in zip(grads, shares, strict=True):
-                grad[keys] += share
-        return grads[0], grads[1]
+            grad_query[queries].add_(through_query)
+            if not grads:
+                grads = shares
+            else:
+                for grad, share in zip(grads, shares, strict=True):
+                    grad[keys].add_(share)
+        return grads
 
     own = torch.stack((key, value))
     arriving = ring.pass_on(own, 1) if ring.degree > 1 else None
-    grad_text: tuple[torch.Tensor, ...] = ()
+    grad_text: list[torch.Tensor] = []
     if text_key is not None and text_value is not None:
-        grad_text = through(text_key, text_value, text_mask)
+        grad_text = through(text_key, text_value, [EVERYTHING], text_mask)
     arriving_total: ArrivingBlock | None = None
     for step in range(1, ring.degree + 1):
         # The blocks of the ranks before this one, nearest first; this rank's own last.
         block = own if arriving is None else arriving.receive()
         arriving = ring.pass_on(block, step + 1) if step + 1 < ring.degree else None
-        grads = through_causally(block[0], block[1], (rank - step) % ring.degree) if causal_block else through(*block)
+        grads = through(block[0], block[1], sight.of((rank - step) % ring.degree))
         total = torch.stack(grads).to(gradient_dtype)
         if arriving_total is not None:
             total += arriving_total.receive()

@@ -71,6 +71,9 @@ class Rectangle:
     """Both are the same tokens, and a query sees the keys up to its own."""
 
 
+EVERYTHING = Rectangle(slice(None), slice(None))
+
+
 def visible_rectangles(query_runs: Runs, key_runs: Runs, block_length: int) -> list[Rectangle]:
     """What the queries of one rank see of the keys of another, as few rectangles as can be.
 
