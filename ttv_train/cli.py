@@ -16,12 +16,11 @@ from ttv_train.config import ModelConfig, RunConfig, Section, SequenceParallelCo
 from ttv_train.config_file import apply_overrides, load_config, parse_config
 from ttv_train.devices import prepare_environment
 from ttv_train.errors import UserError
+from ttv_train.verify import FAULTS
 
 LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 PR_SET_PDEATHSIG = 1
 STOPPED = 128 + signal.SIGTERM
-FAULTS = ("skip-mask", "drop-gradient", "double-text")
-"""Keys of `ttv_train.verify.faults.FAULTS`, which cannot be imported before torch may be."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -108,7 +107,8 @@ def add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     verify.add_argument("--scheme", nargs="+", choices=schemes, help="default: all of them")
     verify.add_argument("--degree", nargs="+", type=int, default=[1, 2, 3, 4], help="ranks; default: 1 2 3 4")
     verify.add_argument("--dtype", choices=["float64", "float32"], default="float64", help="default: float64")
-    verify.add_argument("--inject", choices=FAULTS, help="make this mistake on purpose; it must be found")
+    mistakes = "; ".join(f"{name}: {mistake}" for name, mistake in FAULTS.items())
+    verify.add_argument("--inject", choices=FAULTS, help=f"make this mistake, which must be found ({mistakes})")
     verify.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ttv_train import cli
 from ttv_train.config_file import parse_config, save_config
-from ttv_train.verify.faults import FAULTS
+from ttv_train.verify import FAULTS
 
 
 def _verify(capsys, *arguments: str) -> tuple[int, dict]:
@@ -83,3 +83,10 @@ def test_the_model_of_a_run(capsys, tmp_path):
         "ring, gather": "passed",
     }
     assert "the model has 3" in next(row["reason"] for row in found["comparisons"] if row["scheme"] == "ulysses")
+
+
+def test_a_model_that_cannot_be_loaded_is_no_proof(capsys, tmp_path):
+    config = parse_config({"vae": {"kind": "wavelet"}, "dataset": {"buckets": ["8x48x80"]}, "model": {"path": "/none"}})
+    save_config(config, tmp_path / "run.yaml")
+    assert cli.main(["verify", "--config", str(tmp_path / "run.yaml")]) == 2
+    assert "model.path" in capsys.readouterr().err

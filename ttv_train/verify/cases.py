@@ -2,20 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from ttv_train.config import ModelConfig, ObjectiveConfig, RunConfig, SequenceParallelConfig, parse_bucket
 from ttv_train.encoders.text import build_text_encoder
 from ttv_train.encoders.vae import build_vae
 from ttv_train.models import FAMILIES
+from ttv_train.models.base import ModelFamily
+from ttv_train.models.precision import keep_float64
 
 LATENT_CHANNELS, TEXT_CHANNELS, TEXT_TOKENS = 4, 7, 5
 HEADS = 5
 """Divisible by no degree from 2 to 4."""
 FEW_TOKENS = (1, 2, 3, 5, 7)
 """Fewer tokens than ranks, and primes."""
+PARAMETER_STD = 0.2
+"""New weights are drawn anew: those that start at zero would hide what depends on them."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,27 @@ class ModelCase:
     @property
     def latent_channels(self) -> int:
         return self.latent_shapes[0][0]
+
+    @property
+    def family(self) -> ModelFamily:
+        return FAMILIES[self.model.family]
+
+    @cached_property
+    def num_attention_heads(self) -> int:
+        return self.family.num_attention_heads(self.build(torch.float32))
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        """The transformer, with the same weights at every call. Raises UserError if that of a run cannot be built."""
+        torch.manual_seed(0)
+        model = self.family.build(self.model, latent_channels=self.latent_channels, text_hidden_size=self.text_channels)
+        if self.model.path is None:
+            for parameter in model.parameters():
+                nn.init.normal_(parameter, std=PARAMETER_STD)
+        if dtype == torch.float64:
+            for block in self.family.blocks(model):
+                keep_float64(block)
+            model.double()
+        return model
 
 
 @dataclass(frozen=True)

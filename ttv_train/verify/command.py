@@ -29,7 +29,7 @@ def run(
     Args:
         config: the run; `None` for `families`.
         dtype: `float64` or `float32`, which decides the tolerance.
-        fault: one of `ttv_train.verify.faults.FAULTS`.
+        fault: one of `ttv_train.verify.FAULTS`.
 
     Returns:
         0, or 1 if any comparison failed.

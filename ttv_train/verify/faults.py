@@ -10,12 +10,6 @@ from ttv_train.data.collate import Batch
 from ttv_train.models.base import ModelFamily
 from ttv_train.parallel.sequence.base import SequenceParallel, TextTensors
 
-FAULTS = {
-    "skip-mask": "attend to the padding of captions, as if they had no mask",
-    "drop-gradient": "lose the gradient of the keys and values of one block, the last rank's",
-    "double-text": "count the gradient of the text twice, as if both copies were summed",
-}
-
 
 def why_not(fault: str, family: ModelFamily) -> str | None:
     """Why a family cannot have a fault, if so."""

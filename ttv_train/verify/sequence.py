@@ -21,10 +21,8 @@ from ttv_train.data.collate import Batch
 from ttv_train.devices import get_backend
 from ttv_train.diffusion import build_objective
 from ttv_train.errors import UserError
-from ttv_train.models import FAMILIES
-from ttv_train.models.base import ModelFamily
 from ttv_train.models.build import parallelize_model
-from ttv_train.models.precision import KeepFloat64, keep_float64
+from ttv_train.models.precision import KeepFloat64
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh
 from ttv_train.parallel.sequence import build_sequence_parallel, check_heads
 from ttv_train.parallel.sequence.base import SequenceParallel
@@ -35,9 +33,6 @@ from ttv_train.verify.comparison import Comparison, Gradients, differences, verd
 from ttv_train.verify.faults import FaultyAttention, spoil_batch, why_not
 from ttv_train.verify.ranks import run_ranks
 from ttv_train.verify.traffic import recorded, replaced
-
-PARAMETER_STD = 0.2
-"""New weights are drawn anew: those that start at zero would hide what depends on them."""
 
 
 def verify_model(
@@ -53,16 +48,15 @@ def verify_model(
 
     Args:
         dtype: `float64` or `float32`.
-        fault: one of `ttv_train.verify.faults.FAULTS`, put into the parallel runs.
+        fault: one of `ttv_train.verify.FAULTS`, put into the parallel runs.
 
     Raises:
         UserError: the model of a run's config cannot be built, or there are fewer devices than ranks.
     """
-    family = FAMILIES[case.model.family]
-    no_fault = why_not(fault, family) if fault is not None else None
+    no_fault = why_not(fault, case.family) if fault is not None else None
     possible, comparisons = [], []
     for scheme in scheme_cases(schemes, degree):
-        reason = no_fault or _refusal(case, family, scheme)
+        reason = no_fault or _refusal(case, scheme)
         if reason is None:
             possible.append(scheme)
         else:
@@ -75,12 +69,13 @@ def verify_model(
     return comparisons
 
 
-def _refusal(case: ModelCase, family: ModelFamily, scheme: SchemeCase) -> str | None:
+def _refusal(case: ModelCase, scheme: SchemeCase) -> str | None:
     """Why the family's declared capabilities exclude a scheme, if they do."""
+    family, num_heads = case.family, case.num_attention_heads
     if scheme.config.scheme not in family.sequence_schemes:
         return f"{family.name} can be shared by {', '.join(family.sequence_schemes)}"
     try:
-        check_heads(scheme.config, family.num_attention_heads(_build(case, family, torch.float32)))
+        check_heads(scheme.config, num_heads)
     except UserError as error:
         return str(error)
     return None
@@ -98,7 +93,6 @@ def compare_on_ranks(
     """What each rank of `run_ranks` does; the comparisons are made on rank 0."""
     dtype: torch.dtype = getattr(torch, dtype_name)
     device = get_backend(device_backend).device(rank)
-    family = FAMILIES[case.model.family]
     mesh = build_mesh(ParallelConfig.model_validate({"sequence": schemes[0].config.model_dump()}), device)
     sequences = {scheme.name: build_sequence_parallel(scheme.config, mesh.sequence_group) for scheme in schemes}
     comparisons = []
@@ -106,13 +100,13 @@ def compare_on_ranks(
         batch = make_batch(case, latent_shape, dtype)
         reference = None
         if rank == 0:
-            model = _build(case, family, dtype).to(device)
+            model = case.build(dtype).to(device)
             sequence = NoSequenceParallel()
-            family.install_attention(model, sequence)
-            loss = _backward(case, family, model, sequence, batch, device, dtype)
+            case.family.install_attention(model, sequence)
+            loss = _backward(case, model, sequence, batch, device, dtype)
             reference = Gradients(loss, {name: _gradient(parameter) for name, parameter in model.named_parameters()})
         for scheme in schemes:
-            run = run_parallel(case, family, mesh, scheme, sequences[scheme.name], batch, dtype, fault)
+            run = run_parallel(case, mesh, scheme, sequences[scheme.name], batch, dtype, fault)
             if reference is None:
                 continue
             loss, gradient, parameter = differences(run.found, reference)
@@ -151,7 +145,6 @@ class ParallelRun:
 
 def run_parallel(
     case: ModelCase,
-    family: ModelFamily,
     mesh: ParallelMesh,
     scheme: SchemeCase,
     sequence: SequenceParallel,
@@ -160,17 +153,17 @@ def run_parallel(
     fault: str | None,
 ) -> ParallelRun:
     """A step of `model` on all ranks of `mesh`, as the trainer does it."""
-    model = _build(case, family, dtype)
-    grid = family.token_grid(model, tuple(batch.latents.shape[1:]))
+    model = case.build(dtype)
+    grid = case.family.token_grid(model, tuple(batch.latents.shape[1:]))
     config = ParallelConfig(activation_checkpointing=True)
-    parallelize_model(model, family, config, mesh, sequence, dtype)
+    parallelize_model(model, case.family, config, mesh, sequence, dtype)
     with contextlib.ExitStack() as stack:
         if fault is not None:
             stack.enter_context(replaced(sequence, "attention", FaultyAttention(fault, sequence)))
         record = stack.enter_context(recorded(scheme.config, sequence))
         dist.barrier()
         started = time.perf_counter()
-        loss = _backward(case, family, model, sequence, spoil_batch(fault, batch), mesh.device, dtype)
+        loss = _backward(case, model, sequence, spoil_batch(fault, batch), mesh.device, dtype)
         dist.barrier()
         seconds = time.perf_counter() - started
     total = torch.tensor(loss, dtype=torch.float64, device=mesh.device)
@@ -210,22 +203,8 @@ def make_batch(case: ModelCase, latent_shape: tuple[int, ...], dtype: torch.dtyp
     )
 
 
-def _build(case: ModelCase, family: ModelFamily, dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(0)
-    model = family.build(case.model, latent_channels=case.latent_channels, text_hidden_size=case.text_channels)
-    if case.model.path is None:
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=PARAMETER_STD)
-    if dtype == torch.float64:
-        for block in family.blocks(model):
-            keep_float64(block)
-        model.double()
-    return model
-
-
 def _backward(
     case: ModelCase,
-    family: ModelFamily,
     model: nn.Module,
     sequence: SequenceParallel,
     batch: Batch,
@@ -233,9 +212,10 @@ def _backward(
     dtype: torch.dtype,
 ) -> float:
     """One step's loss and its backward pass, as the trainer does them. Returns this rank's share of the loss."""
-    objective = build_objective(case.objective, family)
+    objective = build_objective(case.objective, case.family)
     timesteps = objective.timesteps(batch.uniform, batch.bucket)
     with KeepFloat64() if dtype == torch.float64 else contextlib.nullcontext():
-        loss = loss_sum(model, family, objective, sequence, batch, timesteps, device, dtype) / batch.latents.numel()
+        total = loss_sum(model, case.family, objective, sequence, batch, timesteps, device, dtype)
+        loss = total / batch.latents.numel()
         loss.backward()
     return float(loss.detach())
