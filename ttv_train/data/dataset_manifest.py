@@ -5,7 +5,6 @@ A later scan takes from it what it knows of files whose size, time of change and
 
 import hashlib
 import json
-import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from ttv_train.data.scan import ScannedVideo, Stamp
 from ttv_train.data.shots import Shot
 from ttv_train.data.table_files import MANIFEST_MARK
 from ttv_train.errors import UserError
+from ttv_train.storage.partial import partial_file
 
 VERSION = 1
 ROWS_PER_GROUP = 20_000
@@ -120,17 +120,13 @@ class ManifestWriter:
 @contextmanager
 def write_manifest(path: Path, config: DatasetConfig) -> Iterator[ManifestWriter]:
     """Writes a manifest; it replaces the one that is there at the end of the body, and only then."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
     schema = SCHEMA.with_metadata({MANIFEST_MARK: json.dumps(settings_of(config))})
-    try:
+    with partial_file(path) as partial:
         with pq.ParquetWriter(partial, schema, compression="zstd") as parquet:
             writer = ManifestWriter(parquet)
             yield writer
             writer.flush()
         partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def is_final_scan(path: Path) -> bool:

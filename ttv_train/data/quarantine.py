@@ -1,10 +1,11 @@
 """quarantine.jsonl: what a run left out, one row each, with the reason."""
 
 import json
-import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from ttv_train.storage.partial import write_text
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,7 @@ class Quarantine:
         replaced = set(stages)
         kept = [row for row in read_quarantine(self._path) if row.stage not in replaced]
         wanted = {(row.name, row.reason): row for row in [*kept, *rows]}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_name(f".{self._path.name}-{secrets.token_hex(8)}.tmp")
-        partial.write_text("".join(json.dumps(asdict(row)) + "\n" for row in wanted.values()), encoding="utf-8")
-        partial.replace(self._path)
+        write_text(self._path, "".join(json.dumps(asdict(row)) + "\n" for row in wanted.values()))
         self._known = set(wanted)
 
     def _ends_torn(self) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ttv_train.config import DatasetConfig
 from ttv_train.data.manifest import DamagedStoreError, Manifest, is_intact, read_manifest, stored_objects
 from ttv_train.storage import Store
+from ttv_train.storage.partial import write_text
 
 NOTE = "encoded.json"
 
@@ -61,9 +62,7 @@ def finished_before(output_dir: Path, store: Store, state: str) -> Manifest | No
 def note_finished(output_dir: Path, store: Store, state: str) -> None:
     """Notes that a job that found `state` has committed what is in the store now."""
     _, digest = read_manifest(store)
-    partial = output_dir / f".{NOTE}-{os.getpid()}.tmp"
-    partial.write_text(json.dumps(asdict(Finished(state, digest))))
-    partial.replace(output_dir / NOTE)
+    write_text(output_dir / NOTE, json.dumps(asdict(Finished(state, digest))))
 
 
 def forget_finished(output_dir: Path) -> None:

@@ -25,6 +25,7 @@ from accelerate.tracking import GeneralTracker
 from ttv_train.config import RunConfig
 from ttv_train.monitor.trackers import require_trackers, start_trackers
 from ttv_train.parallel.agreement import on_main_rank
+from ttv_train.storage.partial import partial_file
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +113,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _remove_later_records(path: Path, last_step: int) -> None:
     kept = [record for record in _records(path) if record["step"] <= last_step] if path.exists() and last_step else []
-    partial = path.with_name(f".{path.name}.tmp")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with partial_file(path) as partial:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(json.dumps(record) + "\n" for record in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
 
 
 def _null_for_non_finite(value: Any) -> Any:

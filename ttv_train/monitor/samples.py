@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from ttv_train.storage.partial import write_text
+
 PROMPTS_FILE = "prompts.json"
 LONGEST_SLUG = 48
 
@@ -52,11 +54,8 @@ def slug(text: str) -> str:
 def write_prompts(folder: Path, rows: Iterable[SampledVideo]) -> Path:
     """Writes prompts.json; rows of videos that an earlier call left in `folder` under other names stay."""
     merged = {row.file: row for row in [*read_prompts(folder), *rows]}
-    path = folder / PROMPTS_FILE
-    partial = path.with_name(f".{path.name}.tmp")
     content = [asdict(merged[file]) for file in sorted(merged)]
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return partial.replace(path)
+    return write_text(folder / PROMPTS_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_prompts(folder: Path) -> list[SampledVideo]:

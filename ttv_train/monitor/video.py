@@ -10,6 +10,7 @@ import torch
 from av.video.stream import VideoStream
 
 from ttv_train.errors import UserError
+from ttv_train.storage.partial import partial_file
 
 CODECS = {
     "libx264": {"crf": "16", "preset": "medium"},
@@ -28,7 +29,7 @@ def write_video(path: Path, frames: torch.Tensor | np.ndarray, fps: float) -> Pa
     The file appears under its name only when it is complete, with its index first so that it plays while it loads.
 
     Args:
-        path: the file to write; its folder must exist.
+        path: the file to write.
         frames: RGB of shape (T, H, W, 3), uint8.
         fps: frames per second.
 
@@ -48,8 +49,7 @@ def write_video(path: Path, frames: torch.Tensor | np.ndarray, fps: float) -> Pa
     video = np.pad(video, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 
     codec = browser_codec()
-    partial = path.with_name(f".{path.name}.tmp")
-    try:
+    with partial_file(path) as partial:
         with av.open(str(partial), "w", format="mp4", options={"movflags": "+faststart"}) as container:
             # The denominator covers NTSC rates (30000/1001) and keeps the time base within mp4's 32 bits.
             stream = container.add_stream(
@@ -67,10 +67,7 @@ def write_video(path: Path, frames: torch.Tensor | np.ndarray, fps: float) -> Pa
             container.mux(stream.encode(None))
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+        return partial.replace(path)
 
 
 def browser_codec() -> str:

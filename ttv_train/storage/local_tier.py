@@ -10,7 +10,6 @@ import errno
 import hashlib
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,8 @@ from ttv_train.storage.base import Store
 from ttv_train.storage.counters import counters
 from ttv_train.storage.layer import Layer, ReadResult
 from ttv_train.storage.locks import ByteLocks
-from ttv_train.storage.posix import PARTIAL_LIFETIME_SECONDS, PARTIAL_PREFIX
+from ttv_train.storage.partial import PARTIAL_PREFIX, partial_file
+from ttv_train.storage.posix import PARTIAL_LIFETIME_SECONDS
 from ttv_train.storage.ranges import ByteRange
 
 logger = logging.getLogger(__name__)
@@ -109,16 +109,12 @@ class LocalTier(Layer):
         if not self._is_writable or len(content) > self._max_bytes:
             return
         path = self._path(digest)
-        partial = path.with_name(f"{PARTIAL_PREFIX}{path.name}-{secrets.token_hex(8)}")
         try:
             self._make_room(len(content))
-            path.parent.mkdir(exist_ok=True)
-            try:
+            with partial_file(path) as partial:
                 # Not forced to the disk: an entry that a power cut has spoiled fails its digest and is read again.
                 partial.write_bytes(content)
                 partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
         except OSError as error:
             self._stop_writing(error)
 

@@ -3,18 +3,17 @@
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ttv_train.storage.base import check_object_name, refused_write
 from ttv_train.storage.handles import FileHandles
+from ttv_train.storage.partial import PARTIAL_PREFIX, partial_file
 
 LARGEST_READ = 64 * 2**20
 """Memory is taken before a read, and a wrong length may be any number."""
-PARTIAL_PREFIX = ".partial-"
 PARTIAL_LIFETIME_SECONDS = 3600.0
 """A partial file that nobody has written to for so long belongs to a writer that was killed."""
 NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
@@ -59,7 +58,8 @@ class PosixStore:
         path = self._path(name)
         self._handles.forget(path)
         try:
-            with _partial_file(path, data) as partial:
+            with partial_file(path) as partial:
+                _write_through(partial, data)
                 partial.replace(path)
             _sync_folder(path.parent)
         except OSError as error:
@@ -69,7 +69,8 @@ class PosixStore:
         """See `Store.put_if_absent`. Without hard links, a writer that is killed may leave a cut-off object."""
         path = self._path(name)
         try:
-            with _partial_file(path, data) as partial:
+            with partial_file(path) as partial:
+                _write_through(partial, data)
                 _link(partial, path, data)
             _sync_folder(path.parent)
         except FileExistsError:
@@ -125,19 +126,12 @@ def _read_exactly(descriptor: int, offset: int, length: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-@contextlib.contextmanager
-def _partial_file(path: Path, data: bytes) -> Iterator[Path]:
-    """A file beside `path` whose bytes have reached the disk: a rename is atomic, a write is not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f"{PARTIAL_PREFIX}{path.name}-{secrets.token_hex(8)}"
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        yield partial
-    finally:
-        partial.unlink(missing_ok=True)
+def _write_through(path: Path, data: bytes) -> None:
+    """Writes a file whose bytes have reached the disk at the end."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _link(partial: Path, path: Path, data: bytes) -> None:

@@ -12,7 +12,8 @@ from tests.unit.storage.doors import CONTENT, ScriptedDoor, batched, failing, pa
 from ttv_train.storage.counters import counters
 from ttv_train.storage.integrity import VerifiedReads
 from ttv_train.storage.local_tier import LocalTier
-from ttv_train.storage.posix import PARTIAL_LIFETIME_SECONDS, PARTIAL_PREFIX
+from ttv_train.storage.partial import PARTIAL_PREFIX
+from ttv_train.storage.posix import PARTIAL_LIFETIME_SECONDS
 from ttv_train.storage.ranges import ByteRange
 
 

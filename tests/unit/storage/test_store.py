@@ -11,7 +11,8 @@ import pytest
 
 from ttv_train.errors import UserError
 from ttv_train.storage import Store, open_store
-from ttv_train.storage.posix import PARTIAL_LIFETIME_SECONDS, PARTIAL_PREFIX
+from ttv_train.storage.partial import PARTIAL_PREFIX
+from ttv_train.storage.posix import PARTIAL_LIFETIME_SECONDS
 
 
 @pytest.fixture(params=["local", "memory"])
