@@ -9,8 +9,7 @@ It is made from what the run folder holds; every part may be missing.
     quarantine.jsonl            one {name, reason, stage} per file that was left out
     environment.json            names and values of what the run ran on
 
-The page allows its own script by hash and nothing else to run or to load, so that not even a caption that slipped
-through the escaping could do anything.
+The page allows its own script by hash.
 """
 
 import base64
@@ -27,12 +26,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ttv_train.monitor.run_folder import Record, RunFolder, read_run
 from ttv_train.monitor.samples import SampledVideo, step_folder
 from ttv_train.monitor.step_timer import PHASES
+from ttv_train.pages import write_page
 from ttv_train.report_charts import Point, Series, format_number, line_chart, smooth, stacked_chart
 
 PHASE_COLORS = {
@@ -75,10 +74,9 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     templates = files("ttv_train") / "templates"
     script = (templates / "report.js").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=PackageLoader("ttv_train"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    html = environment.get_template("report.html").render(
+    return write_page(
+        run_dir / "report.html",
+        "report.html",
         style=Markup((templates / "report.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
@@ -98,10 +96,6 @@ def write_report(run_dir: Path) -> Path:
         summary_text=json.dumps(run.summary, indent=2, ensure_ascii=False) if run.summary else "",
         notes=run.notes,
     )
-    path = run_dir / "report.html"
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(html, encoding="utf-8", errors="replace")
-    return partial.replace(path)
 
 
 def overview(run: RunFolder) -> dict[str, Any]:

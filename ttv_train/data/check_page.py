@@ -1,7 +1,4 @@
-"""The page of ``ttv-train check-data --html``: buckets, contact sheets with crop boxes, and everything that is dropped.
-
-It is one file without scripts; names, captions and reasons are escaped.
-"""
+"""The page of ``check-data --html``: buckets, contact sheets with crop boxes, and everything that is dropped."""
 
 import base64
 import io
@@ -10,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import jinja2
 from PIL import Image
 
 from ttv_train.config import DatasetConfig, TrainingConfig, parse_bucket
@@ -19,8 +15,8 @@ from ttv_train.data.cut import Clip
 from ttv_train.data.decode import ClipDecoder
 from ttv_train.data.probe import BadVideoError, VideoInfo
 from ttv_train.data.scan import ScannedVideo
+from ttv_train.pages import write_page
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
 PICTURES_PER_BUCKET = 12
 PICTURE_SIDE = 192
 DURATIONS = (1, 2, 5, 10, 20, 60, 300)
@@ -95,9 +91,10 @@ class DatasetPage:
             dropped: reasons by name.
         """
         self._decoder.close()
-        environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True)
-        page = environment.get_template("check_data.html").render(
-            path=self._config.path,
+        write_page(
+            path,
+            "check_data.html",
+            name=self._config.path,
             buckets=[self._bucket_row(bucket, summary) for bucket, summary in sorted(self._buckets.items())],
             most_clips=max((summary.clips for summary in self._buckets.values()), default=0) or 1,
             durations=[(name, self._durations[name]) for name in map(duration_class, (*DURATIONS, 1e9))],
@@ -108,8 +105,6 @@ class DatasetPage:
             dropped=sorted(dropped.items()),
             reasons=Counter(dropped.values()).most_common(),
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8", errors="backslashreplace")
 
     def _bucket_row(self, bucket: Bucket, summary: BucketSummary) -> dict[str, object]:
         name = "x".join(map(str, bucket))

@@ -1,5 +1,5 @@
 """The page of `ttv-train encode --page`: previews of decoded latents beside their sources, PSNR, statistics of latents
-per channel, and outliers. It is one file without scripts; names and captions are escaped."""
+per channel, and outliers."""
 
 import base64
 import math
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
 import torch
 
+from ttv_train import pages
 from ttv_train.config import DatasetConfig
 from ttv_train.data.cut import Clip
 from ttv_train.data.decode import ClipDecoder
@@ -19,7 +19,6 @@ from ttv_train.data.shards import LatentEntry, LatentStore
 from ttv_train.encoders.vae import VideoVae
 from ttv_train.monitor.video import write_video
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
 PREVIEWS = 8
 MEASURED = 256
 """Samples whose statistics are taken."""
@@ -71,18 +70,15 @@ def write_page(
         device: of the VAE.
         summary: lines about the job.
     """
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    html = environment.get_template("encoding.html").render(
-        path=store.path,
+    return pages.write_page(
+        path,
+        "encoding.html",
+        name=store.path,
         summary=summary,
         previews=make_previews(store, clips, config, vae, device),
         statistics=measure(store),
         measured=min(MEASURED, len(store.entries)),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(html, encoding="utf-8", errors="replace")
-    return partial.replace(path)
 
 
 def make_previews(
