@@ -25,6 +25,7 @@ from ttv_train.storage.breaker import CircuitBreaker
 from ttv_train.storage.counters import counters
 from ttv_train.storage.failures import DamagedReadError, HttpStatusError, kind_of
 from ttv_train.storage.http_client import HttpClient
+from ttv_train.storage.layer import PassThrough
 
 DEFAULT_PORT = 28080
 WORKERS_PER_PAGE = 3
@@ -37,8 +38,11 @@ LOAD_POLL_SECONDS = 0.5
 Worker = tuple[str, int]
 
 
-class AlluxioStore:
-    """Pages from the workers, read through from the under-store where no worker has them. Satisfies `Door`.
+class AlluxioStore(PassThrough[Door]):
+    """Pages from the workers, read through from the under-store where no worker has them.
+
+    The under-store decides what there is, and takes what is written: workers may know an old length, and a page that is
+    written to a worker never reaches it.
 
     Args:
         url: ``alluxio://HOST:PORT[,HOST:PORT...]/PATH``
@@ -51,8 +55,6 @@ class AlluxioStore:
         UserError: the URL has no host.
     """
 
-    tier = "alluxio"
-
     def __init__(
         self,
         url: str,
@@ -63,7 +65,8 @@ class AlluxioStore:
         load_timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.url, self.under_store = url, under_store
+        super().__init__(under_store)
+        self.url, self.tier = url, "alluxio"
         self._page_bytes, self._load_timeout_seconds, self._clock = page_bytes, load_timeout_seconds, clock
         self._hosts = _parse_hosts(url)
         self._client = HttpClient(timeout_seconds)
@@ -90,36 +93,6 @@ class AlluxioStore:
             if len(part) < wanted:  # the under-store says that the object ends here
                 break
         return b"".join(parts)
-
-    def size(self, name: str) -> int | None:
-        """See `Store.size`. The under-store decides: workers may know an old length."""
-        return self.under_store.size(name)
-
-    def exists(self, name: str) -> bool:
-        """See `Store.exists`."""
-        return self.size(name) is not None
-
-    # A page that is written to a worker never reaches the under-store: objects are written there.
-
-    def put(self, name: str, data: bytes) -> None:
-        """See `Store.put`; to the under-store."""
-        self.under_store.put(name, data)
-
-    def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See `Store.put_if_absent`; to the under-store."""
-        return self.under_store.put_if_absent(name, data)
-
-    def delete(self, name: str) -> None:
-        """See `Store.delete`; in the under-store."""
-        self.under_store.delete(name)
-
-    def delete_folder(self, name: str) -> None:
-        """See `Store.delete_folder`; in the under-store."""
-        self.under_store.delete_folder(name)
-
-    def remove_partial_files(self) -> None:
-        """See `Store.remove_partial_files`; in the under-store."""
-        self.under_store.remove_partial_files()
 
     def warm(self, names: Sequence[str]) -> bool:
         """Submits a load job per object and waits for them. Raises OSError if one fails."""
@@ -150,7 +123,7 @@ class AlluxioStore:
         if content is not None:
             return content
         counters.add("page_misses")
-        content = self.under_store.read(name, number * self._page_bytes + start, length)
+        content = self.inner.read(name, number * self._page_bytes + start, length)
         counters.move(self.tier, "under_store", len(content))
         return content
 
@@ -195,10 +168,10 @@ class AlluxioStore:
             return self._breakers.setdefault(worker, CircuitBreaker(self._clock))
 
     def _file_id(self, name: str) -> str:
-        return hashlib.sha256(f"{self.under_store.url.rstrip('/')}/{check_object_name(name)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.inner.url.rstrip('/')}/{check_object_name(name)}".encode()).hexdigest()
 
     def _load(self, name: str, operation: str) -> str:
-        path = f"{self.under_store.url.rstrip('/')}/{check_object_name(name)}"
+        path = f"{self.inner.url.rstrip('/')}/{check_object_name(name)}"
         return self._ask_any(f"/v1/load?path={path}&opType={operation}").decode(errors="replace")
 
     def _ask_any(self, request: str) -> bytes:

@@ -12,7 +12,7 @@ from ttv_train.storage.layer import Layer, ReadResult
 from ttv_train.storage.ranges import ByteRange, Request, coalesce
 
 
-class BatchedReads(Layer):
+class BatchedReads(Layer[Door]):
     """Reads of a door, coalesced and in parallel; counts bytes, seconds and errors.
 
     Args:
@@ -22,8 +22,7 @@ class BatchedReads(Layer):
     """
 
     def __init__(self, door: Door, *, threads: int, max_gap: int, max_length: int) -> None:
-        self.door = self.inner = door  # type: ignore[assignment]
-        self.url, self.tier = door.url, door.tier
+        super().__init__(door)
         self._threads, self._max_gap, self._max_length = threads, max_gap, max_length
 
     @cached_property
@@ -41,14 +40,10 @@ class BatchedReads(Layer):
                 results[index] = answer if isinstance(answer, OSError) else _part(answer, request, ranges[index])
         return results
 
-    def holds(self, digest: str) -> bool:
-        """See `Store.holds`."""
-        return False
-
     def _answer(self, request: Request) -> ReadResult:
         started = time.perf_counter()
         try:
-            content = self.door.read(request.name, request.offset, request.length)
+            content = self.inner.read(request.name, request.offset, request.length)
         except OSError as error:
             counters.add_error(kind_of(error))
             return error

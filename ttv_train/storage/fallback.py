@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_WARNINGS = 60.0
 
 
-class FallbackReads(Layer):
+class FallbackReads(Layer[Store]):
     """Asks `secondary` for what `inner` fails to give. Writes go to `inner` alone."""
 
     def __init__(self, inner: Store, secondary: Store) -> None:

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Sequence
 
+from ttv_train.storage.base import Store
 from ttv_train.storage.counters import counters
 from ttv_train.storage.failures import DamagedReadError
 from ttv_train.storage.layer import Layer, ReadResult
 from ttv_train.storage.ranges import ByteRange
 
 
-class VerifiedReads(Layer):
+class VerifiedReads(Layer[Store]):
     """Ranges whose digest is known are compared with it. A mount may answer a cut-off or an old object without an
     error; here that becomes a DamagedReadError."""
 

@@ -1,39 +1,27 @@
-"""What every layer over a door is made of."""
+"""What stands before a door: something that passes on what it does not do itself, and layers of such."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from ttv_train.storage.base import Store
+from ttv_train.storage.base import Door
 from ttv_train.storage.ranges import ByteRange
 
 ReadResult = bytes | OSError
+Inner = TypeVar("Inner", bound=Door)
 
 
-class Layer:
-    """Passes everything on to `inner`. A layer overrides `read_many`, through which every read goes."""
+class PassThrough(Generic[Inner]):
+    """Passes everything on to `inner`. Satisfies `Door`."""
 
-    def __init__(self, inner: Store) -> None:
+    def __init__(self, inner: Inner) -> None:
         self.inner = inner
         self.url = inner.url
         self.tier = inner.tier
 
-    def read_many(self, ranges: Sequence[ByteRange]) -> list[ReadResult]:
-        """See `Store.read_many`."""
-        return self.inner.read_many(ranges)
-
-    def read_range(self, wanted: ByteRange) -> bytes:
-        """See `Store.read_range`."""
-        (result,) = self.read_many([wanted])
-        if isinstance(result, OSError):
-            raise result
-        return result
-
-    def holds(self, digest: str) -> bool:
-        """See `Store.holds`."""
-        return self.inner.holds(digest)
-
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `Store.read`."""
-        return self.read_range(ByteRange(name, offset, length))
+        return self.inner.read(name, offset, length)
 
     def size(self, name: str) -> int | None:
         """See `Store.size`."""
@@ -74,3 +62,26 @@ class Layer:
     def health(self) -> None:
         """See `Store.health`."""
         self.inner.health()
+
+
+class Layer(PassThrough[Inner], ABC):
+    """Every read goes through `read_many`, and nothing is kept. Satisfies `Store`."""
+
+    @abstractmethod
+    def read_many(self, ranges: Sequence[ByteRange]) -> list[ReadResult]:
+        """See `Store.read_many`."""
+
+    def read_range(self, wanted: ByteRange) -> bytes:
+        """See `Store.read_range`."""
+        (result,) = self.read_many([wanted])
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `Store.read`."""
+        return self.read_range(ByteRange(name, offset, length))
+
+    def holds(self, digest: str) -> bool:
+        """See `Store.holds`."""
+        return False

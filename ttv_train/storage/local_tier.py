@@ -31,7 +31,7 @@ RESERVED_SHARE = 0.02
 """Of the disk, which is left free for others."""
 
 
-class LocalTier(Layer):
+class LocalTier(Layer[Store]):
     """Keeps what was read on a local disk, up to `max_bytes`; the longest unused goes first.
 
     Args:

@@ -38,11 +38,11 @@ def open_store(url: str, config: StorageConfig | None = None) -> Store:
     """
     config = config or StorageConfig()
     door = open_door(url, config)
-    under_store = under_store_url(url, config)
-    needs_fallback = under_store is not None and not isinstance(door, AlluxioStore)
-    store = _with_layers(door, config, fail_fast=needs_fallback)
-    if needs_fallback and under_store is not None:
-        secondary = open_door(under_store, config)
+    # The workers' pages are read through from the under-store anyway.
+    fallback = None if isinstance(door, AlluxioStore) else under_store_url(url, config)
+    store = _with_layers(door, config, fail_fast=fallback is not None)
+    if fallback is not None:
+        secondary = open_door(fallback, config)
         secondary.tier = "under_store"
         store = FallbackReads(store, _with_layers(secondary, config, fail_fast=False))
     if config.cache_dir:

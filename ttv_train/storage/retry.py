@@ -26,7 +26,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 T = TypeVar("T")
 
 
-class RetriedReads(Layer):
+class RetriedReads(Layer[Store]):
     """Retries reads that may succeed later; raises StoreUnavailableError for those that have not by the deadline.
 
     Args:
@@ -80,12 +80,12 @@ class RetriedReads(Layer):
 
     def put(self, name: str, data: bytes) -> None:
         """See `Store.put`. Tried again like a read: writing the same object twice does no harm."""
-        self._written(lambda: self.inner.put(name, data))
+        self._retried(lambda: self.inner.put(name, data))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See `Store.put_if_absent`. False may also mean that an earlier attempt succeeded without an answer: who needs
         to know reads the object back."""
-        return self._written(lambda: self.inner.put_if_absent(name, data))
+        return self._retried(lambda: self.inner.put_if_absent(name, data))
 
     def delete(self, name: str) -> None:
         """See `Store.delete`."""
@@ -112,23 +112,6 @@ class RetriedReads(Layer):
             return StoreUnavailableError(f"{self.url} cannot be read: {result}")
         return result
 
-    def _written(self, function: Callable[[], T]) -> T:
-        deadline = self._clock() + self._deadline_seconds
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return function()
-            except UserError as refusal:
-                cause, pause = refusal.__cause__, self._pause(attempt)
-                if not isinstance(cause, OSError) or not is_transient(cause) or cause.errno in NO_SPACE:
-                    raise
-                counters.add_error(kind_of(cause))
-                if self._clock() + pause > deadline:
-                    raise
-            counters.add("retries")
-            self._sleep(pause)
-
     def _retried(self, function: Callable[[], T]) -> T:
         deadline = self._clock() + self._deadline_seconds
         attempt = 0
@@ -136,13 +119,18 @@ class RetriedReads(Layer):
             attempt += 1
             try:
                 return function()
-            except OSError as error:
-                pause = self._pause(attempt)
-                counters.add_error(kind_of(error))
-                if not is_transient(error) or self._clock() + pause > deadline:
+            except (OSError, UserError) as error:
+                # A refused write says so to the user, and why in its cause.
+                cause = error.__cause__ if isinstance(error, UserError) else error
+                if not isinstance(cause, OSError):
                     raise
-                counters.add("retries")
-                self._sleep(pause)
+                counters.add_error(kind_of(cause))
+                pause = self._pause(attempt)
+                is_hopeless = not is_transient(cause) or cause.errno in NO_SPACE
+                if is_hopeless or self._clock() + pause > deadline:
+                    raise
+            counters.add("retries")
+            self._sleep(pause)
 
 
 def _may_succeed(result: ReadResult) -> bool:

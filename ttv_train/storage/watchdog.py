@@ -2,11 +2,12 @@
 reads of client libraries whose time limits start again with every byte that arrives."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ttv_train.storage.base import Door
 from ttv_train.storage.counters import counters
+from ttv_train.storage.layer import PassThrough
 
 T = TypeVar("T")
 
@@ -35,8 +36,9 @@ class _Call(Generic[T]):
         return self.value
 
 
-class WatchedDoor:
-    """A door whose calls are given up after `timeout_seconds`, with TimeoutError.
+class WatchedDoor(PassThrough[Door]):
+    """A door whose reads are given up after `timeout_seconds`, with TimeoutError. A write that is given up might still
+    happen later: writes are waited for.
 
     The thread of a call that was given up stays until the kernel lets go of it. At most `max_abandoned` may be left
     behind; while there are so many, new calls fail at once. The process ends without waiting for them, as far as the
@@ -44,56 +46,26 @@ class WatchedDoor:
     """
 
     def __init__(self, door: Door, timeout_seconds: float, max_abandoned: int) -> None:
-        self._door, self._timeout_seconds, self._max_abandoned = door, timeout_seconds, max_abandoned
-        self.url, self.tier = door.url, door.tier
+        super().__init__(door)
+        self._timeout_seconds, self._max_abandoned = timeout_seconds, max_abandoned
         self._lock = threading.Lock()
         self._abandoned: list[_Call[object]] = []
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `Store.read`."""
-        return self._watched(lambda: self._door.read(name, offset, length))
+        return self._watched(lambda: self.inner.read(name, offset, length))
 
     def size(self, name: str) -> int | None:
         """See `Store.size`."""
-        return self._watched(lambda: self._door.size(name))
+        return self._watched(lambda: self.inner.size(name))
 
     def exists(self, name: str) -> bool:
         """See `Store.exists`."""
-        return self._watched(lambda: self._door.exists(name))
+        return self._watched(lambda: self.inner.exists(name))
 
     def health(self) -> None:
         """See `Store.health`."""
-        self._watched(self._door.health)
-
-    # Writes are not watched: one that is given up might still happen later.
-
-    def put(self, name: str, data: bytes) -> None:
-        """See `Store.put`."""
-        self._door.put(name, data)
-
-    def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See `Store.put_if_absent`."""
-        return self._door.put_if_absent(name, data)
-
-    def delete(self, name: str) -> None:
-        """See `Store.delete`."""
-        self._door.delete(name)
-
-    def delete_folder(self, name: str) -> None:
-        """See `Store.delete_folder`."""
-        self._door.delete_folder(name)
-
-    def remove_partial_files(self) -> None:
-        """See `Store.remove_partial_files`."""
-        self._door.remove_partial_files()
-
-    def warm(self, names: Sequence[str]) -> bool:
-        """See `Store.warm`."""
-        return self._door.warm(names)
-
-    def cached_fraction(self, name: str) -> float | None:
-        """See `Store.cached_fraction`."""
-        return self._door.cached_fraction(name)
+        self._watched(self.inner.health)
 
     def _watched(self, function: Callable[[], T]) -> T:
         with self._lock:
