@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 
 from ttv_train.config import DatasetConfig
-from ttv_train.data.clips import Clip
+from ttv_train.data.cut import Clip
 from ttv_train.data.decode import ClipDecoder
 from ttv_train.data.decoders import DECODERS
 from ttv_train.data.formats import VideoSource

@@ -34,6 +34,10 @@ class DecoderUnusableError(Exception):
     """The library cannot be loaded."""
 
 
+REFUSALS = {NOT_READY: DecoderUnusableError, BAD_VIDEO: BadVideoError}
+"""What is raised for an answer of that kind, whose payload is the reason."""
+
+
 class DecoderProcess:
     """One child process; see `decode_worker` for what it does and how it answers.
 
@@ -104,9 +108,7 @@ class DecoderProcess:
         kind, length = self._receive_header()
         if kind != expected_kind or length > MAX_MESSAGE_BYTES:
             raise ProcessDiedError(f"the decoder answered {kind!r} of {length} bytes instead of {expected_kind!r}")
-        payload = bytearray(length)
-        self._receive_into(memoryview(payload))
-        return bytes(payload)
+        return self._receive_bytes(length)
 
     def receive_frame(self, view: memoryview) -> None:
         """Fills `view`, contiguous bytes, with the next message, which must be a frame of just that size.
@@ -127,18 +129,15 @@ class DecoderProcess:
             pipe.close()
 
     def _receive_header(self) -> tuple[bytes, int]:
-        header = bytearray(HEADER.size)
-        self._receive_into(memoryview(header))
-        kind, length = HEADER.unpack(header)
-        if kind == NOT_READY and length <= MAX_MESSAGE_BYTES:
-            reason = bytearray(length)
-            self._receive_into(memoryview(reason))
-            raise DecoderUnusableError(reason.decode(errors="replace"))
-        if kind == BAD_VIDEO and length <= MAX_MESSAGE_BYTES:
-            reason = bytearray(length)
-            self._receive_into(memoryview(reason))
-            raise BadVideoError(reason.decode(errors="replace"))
+        kind, length = HEADER.unpack(self._receive_bytes(HEADER.size))
+        if kind in REFUSALS and length <= MAX_MESSAGE_BYTES:
+            raise REFUSALS[kind](self._receive_bytes(length).decode(errors="replace"))
         return kind, length
+
+    def _receive_bytes(self, length: int) -> bytes:
+        payload = bytearray(length)
+        self._receive_into(memoryview(payload))
+        return bytes(payload)
 
     def _receive_into(self, view: memoryview) -> None:
         assert self._process.stdout is not None

@@ -20,8 +20,6 @@ CONTAINERS = {MP4, MATROSKA, "flv", "asf"}
 class TorchcodecReader:
     """An open file."""
 
-    is_upright = True
-
     def __init__(self, path: str, index: FrameIndex) -> None:
         from torchcodec.decoders import VideoDecoder
 
