@@ -46,8 +46,6 @@ VIDEOS_PER_PROMPT = 6
 EMBEDDED_BYTES = 48 * 2**20
 """Videos beyond this total are named instead of embedded: a page of hundreds of megabytes does not open."""
 TABLE_ROWS = 500
-
-
 REFERENCE_LABEL = "the clip itself"
 
 

@@ -217,7 +217,7 @@ class Trainer:
             result = self.train_step(batches, step, self.stop_requested)
             record = self._record(batches, result, step, time.perf_counter() - began)
             progress.update(record)
-            if last or result.stop_requested or done % config.tracking.every_steps == 0:
+            if self.timer.enabled or result.stop_requested:
                 metrics.log(done, "train", record)
             skipped_in_a_row = skipped_in_a_row + 1 if result.skipped else 0
             if skipped_in_a_row > config.training.max_skipped_steps:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -158,7 +159,7 @@ def write_parquet(folder: Path, samples: int) -> None:
 Sample = dict[str, torch.Tensor]
 
 
-def our_store(place: Place):  # type: ignore[no-untyped-def]
+def our_store(place: Place) -> Any:
     """Our dataset at a place."""
     from ttv_train.data.shards import LatentStore
 

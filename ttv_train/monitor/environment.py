@@ -8,6 +8,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from ttv_train.storage.partial import write_text
+
 PACKAGES = ("ttv-train", "torch", "diffusers", "transformers", "accelerate", "av")
 
 
@@ -27,6 +29,4 @@ def write_environment(run_folder: Path, *, backend: str, world_size: int) -> Pat
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
     }
-    path = run_folder / "environment.json"
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    return path
+    return write_text(run_folder / "environment.json", json.dumps(values, indent=2) + "\n")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ttv_train.config import RunConfig
 from ttv_train.monitor.metrics import read_metrics
+from ttv_train.storage.partial import write_text
 
 
 def write_summary(
@@ -47,7 +48,7 @@ def write_summary(
         "clips": clips,
         "storage": storage,
     }
-    (run_folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_text(run_folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 

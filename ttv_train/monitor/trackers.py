@@ -34,16 +34,15 @@ def start_trackers(
     """Starts trackers that write under `folder`, or to the service that their environment variables name.
 
     Args:
-        names: trackers of accelerate.
+        names: trackers of accelerate that `require_trackers` finds.
         folder: where trackers keep their files.
         run_name: name of the run, or of its project where the tracker has projects.
         hyperparameters: scalars and strings by dotted config key.
         resumed_step: steps done before; what TensorBoard has recorded after them is hidden.
 
     Raises:
-        UserError: a tracker is not installed or does not start, for instance without its credentials.
+        UserError: a tracker does not start, for instance without its credentials.
     """
-    require_trackers(names)
     _initialize_accelerate()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.absolute()}/mlflow.db")

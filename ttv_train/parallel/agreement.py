@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -36,13 +36,13 @@ def on_all_ranks(function: Callable[[], T]) -> list[T]:
         result = function()
     except Exception as error:
         failure = error
-    outcomes: list[tuple[T | None, tuple[type[Exception], str] | None]] = [(None, None)] * dist.get_world_size()
+    outcomes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(outcomes, (result, _portable(failure)))
     for rank, (_, problem) in enumerate(outcomes):
         if problem is not None:
             kind, message = problem
             raise kind(message if kind is UserError else f"rank {rank}: {message}") from failure
-    return [value for value, _ in outcomes]  # type: ignore[misc]
+    return [value for value, _ in outcomes]
 
 
 def on_every_rank(function: Callable[[], T]) -> T:
@@ -55,7 +55,7 @@ def on_every_rank(function: Callable[[], T]) -> T:
 
 def on_main_rank(function: Callable[[], T]) -> T:
     """Calls `function` on rank 0 only and returns its result on every rank; raises as `on_all_ranks` does."""
-    return on_all_ranks(lambda: function() if world_rank() == 0 else None)[0]  # type: ignore[return-value]
+    return on_all_ranks(lambda: [function()] if world_rank() == 0 else [])[0][0]
 
 
 def _portable(error: Exception | None) -> tuple[type[Exception], str] | None:

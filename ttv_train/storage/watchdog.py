@@ -3,7 +3,7 @@ reads of client libraries whose time limits start again with every byte that arr
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ttv_train.storage.base import Door
 from ttv_train.storage.counters import counters
@@ -49,7 +49,7 @@ class WatchedDoor(PassThrough[Door]):
         super().__init__(door)
         self._timeout_seconds, self._max_abandoned = timeout_seconds, max_abandoned
         self._lock = threading.Lock()
-        self._abandoned: list[_Call[object]] = []
+        self._abandoned: list[_Call[Any]] = []
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `Store.read`."""
@@ -76,6 +76,6 @@ class WatchedDoor(PassThrough[Door]):
         if not call.done.wait(self._timeout_seconds):
             counters.add("abandoned")
             with self._lock:
-                self._abandoned.append(call)  # type: ignore[arg-type]
+                self._abandoned.append(call)
             raise TimeoutError(f"{self.url} did not answer in {self._timeout_seconds:g} s")
         return call.result()
