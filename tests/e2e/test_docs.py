@@ -50,8 +50,11 @@ def test_the_family_that_is_added_is_the_same_on_two_ranks(tmp_path):
         assert f"{name}: worst difference" in done.stdout
 
 
-@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs/how-to").glob("*.md")), ids=lambda page: page.stem)
-def test_every_config_in_a_how_to_page_is_one(page):
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs/how-to").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_config_in_the_documentation_is_one(page):
     for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
         config = parse_config(yaml.safe_load(block))
         build_objective(config.objective, FAMILIES[config.model.family])
