@@ -109,8 +109,6 @@ class Worker:
             attempt = self.requests[key]
             self.requests[key] += 1
         match path.strip("/").split("/"):
-            case ["v1", "health"]:
-                return Answer(200, b"worker is active", attempt)
             case ["v1", "file", file_id, "page", number]:
                 answer = Answer(200, self._page(file_id, int(number), query), attempt)
             case ["v1", "load"]:

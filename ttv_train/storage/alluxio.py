@@ -9,7 +9,6 @@ Protocol, read from the published 312 and 313 servers:
     GET /v1/file/ID/page/N?offset=&length=   a part of page N; the connection is closed when the page is not cached
     GET /v1/load?path=&opType=submit         loads a file into the cache; opType=progress tells how far it is
     GET /v1/info?path=                       JSON with mLength
-    GET /v1/health
 """
 
 import hashlib
@@ -113,10 +112,6 @@ class AlluxioStore(PassThrough[Door]):
             return None
         pages = range(-(-size // self._page_bytes))
         return sum(self._from_workers(name, number, 0, 1) is not None for number in pages) / len(pages)
-
-    def health(self) -> None:
-        """See `Store.health`: one worker that answers is enough."""
-        self._ask_any("/v1/health")
 
     def _page(self, name: str, number: int, start: int, length: int) -> bytes:
         content = self._from_workers(name, number, start, length)

@@ -75,10 +75,6 @@ class Door(Protocol):
         """How much of an object the servers hold in their cache, of 0 to 1; None where they do not say."""
         ...
 
-    def health(self) -> None:
-        """Raises OSError unless the storage answers."""
-        ...
-
 
 class Store(Door, Protocol):
     """A door under the layers that verify, retry, cache and fall back. What `open_store` gives."""

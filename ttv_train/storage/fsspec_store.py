@@ -77,11 +77,6 @@ class FsspecStore:
         """See `Store.cached_fraction`."""
         return None
 
-    def health(self) -> None:
-        """See `Store.health`."""
-        with _os_errors():
-            self._filesystem.exists(self._root)
-
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_object_name(name)}"
 

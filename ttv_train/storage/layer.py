@@ -59,10 +59,6 @@ class PassThrough(Generic[Inner]):
         """See `Store.cached_fraction`."""
         return self.inner.cached_fraction(name)
 
-    def health(self) -> None:
-        """See `Store.health`."""
-        self.inner.health()
-
 
 class Layer(PassThrough[Inner], ABC):
     """Every read goes through `read_many`, and nothing is kept. Satisfies `Store`."""

@@ -106,10 +106,6 @@ class PosixStore:
         """See `Store.cached_fraction`."""
         return None
 
-    def health(self) -> None:
-        """See `Store.health`."""
-        self.folder.stat()
-
     def _path(self, name: str) -> Path:
         return self.folder / check_object_name(name)
 

@@ -63,10 +63,6 @@ class WatchedDoor(PassThrough[Door]):
         """See `Store.exists`."""
         return self._watched(lambda: self.inner.exists(name))
 
-    def health(self) -> None:
-        """See `Store.health`."""
-        self._watched(self.inner.health)
-
     def _watched(self, function: Callable[[], T]) -> T:
         with self._lock:
             self._abandoned = [call for call in self._abandoned if not call.done.is_set()]
