@@ -19,6 +19,7 @@ def make_entry(number: int, bucket: tuple[int, int, int] = BUCKET, **fields) -> 
         "offset": 0,
         "length": 0,
         "sha256": "",
+        "xxh3": "",
         "source_name": f"{number}.mp4",
         "source_sha256": f"digest-{number}",
         "clip_index": 0,

@@ -408,6 +408,7 @@ def make_sample(key: str, clip: Clip, encoded: EncodedClip) -> LatentSample:
         offset=0,
         length=0,
         sha256="",
+        xxh3="",
         source_name=clip.source.name,
         source_sha256=clip.source_sha256,
         clip_index=clip.index,

@@ -86,13 +86,13 @@ def test_a_cache_of_a_third_of_the_data_evicts_and_stays_right(folder, cluster):
         part(name, contents[name], generator.randrange(5 * MIB), MIB)
         for name in generator.choices(list(contents), k=40)
     ]
-    assert all(isinstance(result, bytes) for result in store.read_many(wanted))
+    assert not any(isinstance(result, OSError) for result in store.read_many(wanted))
     assert metrics.under_store_bytes() > first_pass
 
 
 def read_shuffled(url: str, wanted: list[ByteRange], seed: int) -> bool:
     mine = random.Random(seed).sample(wanted, len(wanted))
-    return all(isinstance(result, bytes) for result in open_store(url, CONFIG).read_many(mine))
+    return not any(isinstance(result, OSError) for result in open_store(url, CONFIG).read_many(mine))
 
 
 def test_two_processes_at_once(folder):

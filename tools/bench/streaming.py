@@ -93,6 +93,7 @@ def write_ours(folder: Path, samples: int) -> None:
                 offset=0,
                 length=0,
                 sha256="",
+                xxh3="",
                 source_name=f"{number}.mp4",
                 source_sha256=f"{number:064x}",
                 clip_index=0,

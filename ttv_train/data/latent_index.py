@@ -1,6 +1,6 @@
 """The index of an encoded dataset: a Parquet file with a row per sample, which other tools read as well.
 
-    key, shard, offset, length, sha256          what it is and where it lies
+    key, shard, offset, length, sha256, xxh3    what it is and where it lies
     source_name, source_sha256, clip_index, is_last_clip, start_seconds, fps, bucket
     caption, caption_id                         equal captions have equal ids
     latent_shape, num_text_tokens
@@ -9,6 +9,7 @@ The fingerprints of the encoders, which all samples share, are in the file's met
 """
 
 import hashlib
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, overload
@@ -28,6 +29,7 @@ SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("length", pa.int64()),
         ("sha256", pa.string()),
+        ("xxh3", pa.string()),
         ("source_name", pa.string()),
         ("source_sha256", pa.string()),
         ("clip_index", pa.int32()),
@@ -72,7 +74,7 @@ class EntryTable(Sequence[LatentEntry]):
                 yield _entry(dict(zip(ENTRY_FIELDS, values, strict=True)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,3 @@ def caption_id(caption: str) -> str:
 
 def _entry(row: dict[str, Any]) -> LatentEntry:
     return LatentEntry(**row | {name: tuple(row[name]) for name in TUPLES})
-
-
-def _same(first: LatentEntry, second: LatentEntry) -> bool:
-    return first == second

@@ -22,7 +22,7 @@ from ttv_train.storage import ByteRange, DamagedReadError, Store, StoreUnavailab
 
 REQUESTS_AT_A_TIME = 32
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 DECODE_VERSION = 1
 """Raise it when the decoder gives other pixels for the same clip: what was encoded before is stale then."""
 
@@ -49,7 +49,9 @@ class LatentEntry:
     length: int
     """Of that file, in bytes."""
     sha256: str
-    """Of that file."""
+    """Of that file: names it in the node's cache."""
+    xxh3: str
+    """XXH3 (128 bits) of that file: compared with whenever it is read."""
     source_name: str
     """The video, relative to the dataset folder."""
     source_sha256: str
@@ -118,7 +120,7 @@ def read_manifest(store: Store) -> tuple[Manifest, str]:
 def read_object(store: Store, stored: StoredObject) -> bytes:
     """A whole object, verified. Raises DamagedStoreError if it is absent or damaged."""
     try:
-        return store.read_range(ByteRange(stored.name, 0, stored.size, stored.sha256, is_whole=True))
+        return bytes(store.read_range(ByteRange(stored.name, 0, stored.size, stored.sha256, is_whole=True)))
     except StoreUnavailableError as error:
         raise UserError(f"latents.path {error}; see that the storage is up, then start again") from None
     except DamagedReadError:

@@ -129,6 +129,7 @@ def entry_of(key: str, clip: Clip, encoder: ClipEncoder) -> LatentEntry:
         offset=0,
         length=0,
         sha256="",
+        xxh3="",
         source_name=clip.source.name,
         source_sha256=clip.source_sha256,
         clip_index=clip.index,

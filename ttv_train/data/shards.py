@@ -10,7 +10,7 @@ A shard holds, for every sample, `KEY.json` (what the sample is) and `KEY.safete
     first_frame_embeds  (N, D)
 
 The bytes of a shard depend on its samples alone. No container notices a flipped byte, so every sample is verified
-against the digest of the index when it is read.
+against the checksum of the index when it is read.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import torch
-from safetensors import SafetensorError
+import xxhash
 from safetensors.torch import load, save
 
 from ttv_train.config import StorageConfig
@@ -35,14 +35,15 @@ from ttv_train.data.manifest import (
     read_manifest,
     read_object,
 )
+from ttv_train.data.tensor_views import view_tensors
 from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.encoders.vae.base import LatentNormalization
 from ttv_train.errors import UserError
-from ttv_train.storage import ByteRange, DamagedReadError, Store, StoreUnavailableError, open_store
+from ttv_train.storage import ByteRange, Content, DamagedReadError, Store, StoreUnavailableError, open_store
 
 __all__ = ["CorruptSampleError", "LatentEntry", "LatentNormalization", "LatentSample", "LatentStore", "put_shard"]
 
-PLACEMENT = ("shard", "offset", "length", "sha256")
+PLACEMENT = ("shard", "offset", "length", "sha256", "xxh3")
 """Fields of an entry that say where it lies; the others describe it and are written into the shard."""
 
 
@@ -134,7 +135,7 @@ class LatentStore:
         results = self.store.read_many([range_of(entry) for entry in entries])
         return [self._sample(entry, result) for entry, result in zip(entries, results, strict=True)]
 
-    def _sample(self, entry: LatentEntry, result: bytes | OSError) -> SampleResult:
+    def _sample(self, entry: LatentEntry, result: Content | OSError) -> SampleResult:
         if isinstance(result, StoreUnavailableError):
             raise UserError(
                 f"latents.path {result}; see that the storage is up, then start again: the run goes on from its newest "
@@ -145,7 +146,7 @@ class LatentStore:
         if isinstance(result, OSError):
             return CorruptSampleError(entry.key, entry.shard, f"cannot be read: {result}")
         try:
-            tensors = load(result)
+            tensors = view_tensors(result)
             first_frame = None
             if "first_frame" in tensors:
                 first_frame = FirstFrame(tensors["first_frame"], tensors.get("first_frame_embeds"))
@@ -157,7 +158,7 @@ class LatentStore:
                 tensors["prompt_mask"],
                 first_frame,
             )
-        except (SafetensorError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             return CorruptSampleError(entry.key, entry.shard, f"not a sample: {error}")
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,8 +172,8 @@ class LatentStore:
 
 
 def range_of(entry: LatentEntry) -> ByteRange:
-    """Where a sample's tensors lie, and their digest."""
-    return ByteRange(entry.shard, entry.offset, entry.length, entry.sha256)
+    """Where a sample's tensors lie, and their checksums."""
+    return ByteRange(entry.shard, entry.offset, entry.length, entry.sha256, entry.xxh3)
 
 
 def put_null_prompt(store: Store, prompt_embeds: torch.Tensor, prompt_mask: torch.Tensor) -> StoredObject:
@@ -192,8 +193,9 @@ def put_shard(store: Store, samples: Sequence[LatentSample]) -> tuple[StoredObje
     entries = []
     for sample in samples:
         offset, length = places[sample.entry.key]
-        digest = hashlib.sha256(memoryview(content)[offset : offset + length]).hexdigest()
-        entries.append(replace(sample.entry, shard=shard.name, offset=offset, length=length, sha256=digest))
+        part = memoryview(content)[offset : offset + length]
+        sha256, xxh3 = hashlib.sha256(part).hexdigest(), xxhash.xxh3_128_hexdigest(part)
+        entries.append(replace(sample.entry, shard=shard.name, offset=offset, length=length, sha256=sha256, xxh3=xxh3))
     return shard, entries
 
 

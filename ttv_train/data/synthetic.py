@@ -39,6 +39,7 @@ class SyntheticStore:
                         offset=0,
                         length=0,
                         sha256="",
+                        xxh3="",
                         source_name=key,
                         source_sha256=key,
                         clip_index=number,

@@ -124,7 +124,7 @@ def read_records(store: Store, units: Sequence[WorkUnit]) -> list[UnitRecord | N
             raise result
         else:
             try:
-                records.append(_RECORD.validate_json(result))
+                records.append(_RECORD.validate_json(bytes(result)))
             except ValidationError:
                 records.append(None)
     shards = [record.shard for record in records if record is not None and record.shard is not None]
@@ -136,9 +136,9 @@ def shards_of_records(store: Store, names: Sequence[str]) -> set[str]:
     """The shards that records refer to, given the records' object names."""
     shards = set()
     for result in store.read_many([ByteRange(name) for name in names]):
-        if isinstance(result, bytes):
+        if not isinstance(result, OSError):
             with contextlib.suppress(ValidationError):
-                record: UnitRecord = _RECORD.validate_json(result)
+                record: UnitRecord = _RECORD.validate_json(bytes(result))
                 shards |= {record.shard.name} if record.shard is not None else set()
         elif not isinstance(result, FileNotFoundError):
             raise result

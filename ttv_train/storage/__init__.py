@@ -3,6 +3,6 @@
 from ttv_train.storage.base import Store
 from ttv_train.storage.failures import DamagedReadError, StoreUnavailableError
 from ttv_train.storage.opening import open_store
-from ttv_train.storage.ranges import ByteRange
+from ttv_train.storage.ranges import ByteRange, Content
 
-__all__ = ["ByteRange", "DamagedReadError", "Store", "StoreUnavailableError", "open_store"]
+__all__ = ["ByteRange", "Content", "DamagedReadError", "Store", "StoreUnavailableError", "open_store"]

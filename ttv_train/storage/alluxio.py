@@ -25,6 +25,7 @@ from ttv_train.storage.counters import counters
 from ttv_train.storage.failures import DamagedReadError, HttpStatusError, kind_of
 from ttv_train.storage.http_client import HttpClient
 from ttv_train.storage.layer import PassThrough
+from ttv_train.storage.ranges import Content
 
 DEFAULT_PORT = 28080
 WORKERS_PER_PAGE = 3
@@ -113,10 +114,10 @@ class AlluxioStore(PassThrough[Door]):
         pages = range(-(-size // self._page_bytes))
         return sum(self._from_workers(name, number, 0, 1) is not None for number in pages) / len(pages)
 
-    def _page(self, name: str, number: int, start: int, length: int) -> bytes:
-        content = self._from_workers(name, number, start, length)
-        if content is not None:
-            return content
+    def _page(self, name: str, number: int, start: int, length: int) -> Content:
+        cached = self._from_workers(name, number, start, length)
+        if cached is not None:
+            return cached
         counters.add("page_misses")
         content = self.inner.read(name, number * self._page_bytes + start, length)
         counters.move(self.tier, "under_store", len(content))

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from ttv_train.errors import UserError
-from ttv_train.storage.ranges import ByteRange
+from ttv_train.storage.ranges import ByteRange, Content
 
 OBJECT_NAME = re.compile(r"[A-Za-z0-9._/-]+")
 
@@ -26,7 +26,7 @@ class Door(Protocol):
     tier: str
     """Under which its bytes are counted, see `counters`."""
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> Content:
         """Up to `length` bytes of the object from `offset`, in one request; fewer where the object ends."""
         ...
 
@@ -79,16 +79,20 @@ class Door(Protocol):
 class Store(Door, Protocol):
     """A door under the layers that verify, retry, cache and fall back. What `open_store` gives."""
 
-    def read_many(self, ranges: Sequence[ByteRange]) -> list[bytes | OSError]:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `Door.read`."""
+        ...
+
+    def read_many(self, ranges: Sequence[ByteRange]) -> list[Content | OSError]:
         """Ranges of any objects, in the order asked for, each as its bytes or as the error that it ended in. Those
-        with a digest are verified."""
+        with a checksum are verified."""
         ...
 
     def holds(self, digest: str) -> bool:
         """Whether the range with this SHA-256 is in the node's own cache."""
         ...
 
-    def read_range(self, wanted: ByteRange) -> bytes:
+    def read_range(self, wanted: ByteRange) -> Content:
         """One range. Raises OSError; DamagedReadError if it is not what was written."""
         ...
 

@@ -9,7 +9,7 @@ from ttv_train.storage.base import Door
 from ttv_train.storage.counters import counters
 from ttv_train.storage.failures import kind_of
 from ttv_train.storage.layer import Layer, ReadResult
-from ttv_train.storage.ranges import ByteRange, Request, coalesce
+from ttv_train.storage.ranges import ByteRange, Content, Request, coalesce
 
 
 class BatchedReads(Layer[Door]):
@@ -51,9 +51,9 @@ class BatchedReads(Layer[Door]):
         return content
 
 
-def _part(content: bytes, request: Request, wanted: ByteRange) -> bytes:
+def _part(content: Content, request: Request, wanted: ByteRange) -> Content:
     if len(request.members) == 1:
         return content
     start = wanted.offset - request.offset
     assert wanted.length is not None
-    return content[start : start + wanted.length]
+    return memoryview(content)[start : start + wanted.length]

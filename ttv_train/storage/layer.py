@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from ttv_train.storage.base import Door
-from ttv_train.storage.ranges import ByteRange
+from ttv_train.storage.ranges import ByteRange, Content
 
-ReadResult = bytes | OSError
+ReadResult = Content | OSError
 Inner = TypeVar("Inner", bound=Door)
 
 
@@ -19,7 +19,7 @@ class PassThrough(Generic[Inner]):
         self.url = inner.url
         self.tier = inner.tier
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> Content:
         """See `Store.read`."""
         return self.inner.read(name, offset, length)
 
@@ -67,7 +67,7 @@ class Layer(PassThrough[Inner], ABC):
     def read_many(self, ranges: Sequence[ByteRange]) -> list[ReadResult]:
         """See `Store.read_many`."""
 
-    def read_range(self, wanted: ByteRange) -> bytes:
+    def read_range(self, wanted: ByteRange) -> Content:
         """See `Store.read_range`."""
         (result,) = self.read_many([wanted])
         if isinstance(result, OSError):
@@ -76,7 +76,7 @@ class Layer(PassThrough[Inner], ABC):
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `Store.read`."""
-        return self.read_range(ByteRange(name, offset, length))
+        return bytes(self.read_range(ByteRange(name, offset, length)))
 
     def holds(self, digest: str) -> bool:
         """See `Store.holds`."""

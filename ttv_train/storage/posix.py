@@ -8,12 +8,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ttv_train.storage.base import check_object_name, refused_write
 from ttv_train.storage.handles import FileHandles
 from ttv_train.storage.partial import PARTIAL_PREFIX, partial_file
+from ttv_train.storage.ranges import Content
 
 LARGEST_READ = 64 * 2**20
-"""Memory is taken before a read, and a wrong length may be any number."""
+"""Memory is taken before a read, and a wrong length may be any number: a longer one is compared with the file's."""
 PARTIAL_LIFETIME_SECONDS = 3600.0
 """A partial file that nobody has written to for so long belongs to a writer that was killed."""
 NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
@@ -28,7 +31,7 @@ class PosixStore:
         self.folder = folder
         self._handles = FileHandles()
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> Content:
         """See `Store.read`."""
         path = self._path(name)
         if length is None:
@@ -37,7 +40,7 @@ class PosixStore:
                 return file.read()
         # Parts are read of objects that are named by their content: a handle never shows an old one.
         with self._handles.lend(path) as descriptor:
-            content = _read_exactly(descriptor, offset, length)
+            content = read_exactly(descriptor, offset, length)
         if len(content) < length:
             self._handles.forget(path)
         return content
@@ -110,16 +113,17 @@ class PosixStore:
         return self.folder / check_object_name(name)
 
 
-def _read_exactly(descriptor: int, offset: int, length: int) -> bytes:
-    """`length` bytes, or fewer where the file ends before: the kernel may give less than it is asked for."""
-    parts, position, end = [], offset, offset + length
-    while position < end:
-        part = os.pread(descriptor, min(end - position, LARGEST_READ), position)
-        if not part:
+def read_exactly(descriptor: int, offset: int, length: int) -> memoryview:
+    """`length` bytes, or fewer where the file ends before, in memory that the caller owns."""
+    if length > LARGEST_READ:
+        length = min(length, max(0, os.fstat(descriptor).st_size - offset))
+    content, position = np.empty(length, dtype=np.uint8).data, 0
+    while position < length:  # the kernel may give less than it is asked for
+        count = os.preadv(descriptor, [content[position : position + LARGEST_READ]], offset + position)
+        if count == 0:
             break
-        parts.append(part)
-        position += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        position += count
+    return content[:position]
 
 
 def _write_through(path: Path, data: bytes) -> None:

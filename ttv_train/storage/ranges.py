@@ -1,7 +1,10 @@
-"""Byte ranges, and how many of them become few requests."""
+"""Byte ranges, what is read of them, and how many of them become few requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+Content = bytes | memoryview
+"""What was read. A memoryview that can be written to belongs to its reader alone."""
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,9 @@ class ByteRange:
     """None reads to the end."""
     sha256: str | None = None
     """Of the part. With it, anything but these bytes is an error."""
+    xxh3: str | None = None
+    """XXH3 (128 bits, hexadecimal) of the part. Where it is known it is compared in place of SHA-256, at a fraction of
+    the cost: it notices whatever goes wrong by chance, but not bytes that somebody has chosen to deceive it."""
     is_whole: bool = False
     """The part is the whole object: a longer object is an error too."""
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from ttv_train.storage.base import Door
 from ttv_train.storage.counters import counters
 from ttv_train.storage.layer import PassThrough
+from ttv_train.storage.ranges import Content
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class WatchedDoor(PassThrough[Door]):
         self._lock = threading.Lock()
         self._abandoned: list[_Call[Any]] = []
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> Content:
         """See `Store.read`."""
         return self._watched(lambda: self.inner.read(name, offset, length))
 

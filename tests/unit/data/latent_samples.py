@@ -26,6 +26,7 @@ def make_sample(number: int, *, logvar: bool = True) -> LatentSample:
         offset=0,
         length=0,
         sha256="",
+        xxh3="",
         source_name=f"clips/{number}.mp4",
         source_sha256=f"{number:064x}",
         clip_index=0,

@@ -1,6 +1,7 @@
 import hashlib
 
 import pytest
+import xxhash
 
 from tests.unit.storage.doors import CONTENT, ScriptedDoor, batched, part
 from ttv_train.storage.failures import DamagedReadError
@@ -38,3 +39,16 @@ def test_one_bad_part_of_a_joined_request_costs_itself_only():
     bad, good = store.read_many([part(0, 10), part(10, 10)])
     assert isinstance(bad, DamagedReadError)
     assert good == CONTENT[10:20]
+
+
+@pytest.mark.parametrize("length", [1, 16, 240, 1000])
+def test_the_quick_checksum_notices_every_flipped_bit(length):
+    written = CONTENT[:length]
+    wanted = ByteRange("a", 0, length, xxh3=xxhash.xxh3_128_hexdigest(written))
+    for position in range(8 * length):
+        flipped = bytearray(written)
+        flipped[position // 8] ^= 1 << position % 8
+        store = VerifiedReads(batched(ScriptedDoor({"a": bytes(flipped)})))
+        with pytest.raises(DamagedReadError, match="not those that were written"):
+            store.read_range(wanted)
+    assert VerifiedReads(batched(ScriptedDoor())).read_range(wanted) == written

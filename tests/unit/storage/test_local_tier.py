@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from tests.unit.storage.doors import CONTENT, ScriptedDoor, batched, failing, part
 from ttv_train.storage.counters import counters
@@ -132,7 +133,8 @@ class SlowDoor(ScriptedDoor):
 
 
 def read_all(folder: Path, log: Path) -> list[bytes]:
-    return make_tier(folder, SlowDoor(log)).read_many([part(8 * number, 8) for number in range(3)])
+    results = make_tier(folder, SlowDoor(log)).read_many([part(8 * number, 8) for number in range(3)])
+    return [bytes(result) for result in results]
 
 
 def test_processes_that_want_the_same_download_it_once(tmp_path):
@@ -177,3 +179,12 @@ def test_results_keep_their_order(tmp_path):
     first, second, missing, third, again = tier.read_many(wanted)
     assert [first, second, third, again] == [CONTENT[16:24], CONTENT[8:16], CONTENT[:8], CONTENT[16:24]]
     assert isinstance(missing, FileNotFoundError)
+
+
+def test_a_dataset_cannot_put_its_bytes_in_the_place_of_anothers(tmp_path):
+    forged = b"x" * 8
+    tier = make_tier(tmp_path, ScriptedDoor({"a": CONTENT, "forged": forged}))
+    claimed = ByteRange("forged", 0, 8, part(0, 8).sha256, xxhash.xxh3_128_hexdigest(forged))
+    assert tier.read_range(claimed) == forged  # as its own index says
+    assert not tier.holds(claimed.sha256)
+    assert tier.read_range(part(0, 8)) == CONTENT[:8]
