@@ -65,3 +65,6 @@ class MemoryDataset:
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.full((1, 5), -1.0), torch.ones(1, dtype=torch.bool)
+
+    def close(self) -> None:
+        pass

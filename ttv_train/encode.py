@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from ttv_train.checkpoint.lock import lock_run_folder, wait_for_lock
 from ttv_train.config import RunConfig, parse_bucket
@@ -43,7 +42,7 @@ from ttv_train.data.units import RECORDS_FOLDER, WorkUnit, clip_key, plan_units,
 from ttv_train.devices import get_backend
 from ttv_train.encoders import dataset_fingerprint
 from ttv_train.encoders.clip_encoder import ClipEncoder, EncodedClip, NonFiniteError
-from ttv_train.encoders.followers import encoding_group
+from ttv_train.encoders.followers import EncodingGroup, encoding_group
 from ttv_train.encoding.claims import Claims
 from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
 from ttv_train.encoding.exporting import export_dataset
@@ -209,7 +208,7 @@ def export(config: RunConfig, folder: Path, layout: str) -> str:
 
 
 def open_parts(
-    config: RunConfig, device: torch.device, group: dist.ProcessGroup | None = None
+    config: RunConfig, device: torch.device, group: EncodingGroup | None = None
 ) -> tuple[Store, ClipEncoder]:
     """The store and the encoders, whose weights are not loaded yet; the ranks of `group` encode each clip together."""
     if not config.latents.path:

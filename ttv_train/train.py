@@ -6,7 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -70,8 +70,8 @@ def run(config: RunConfig, *, dry_run: bool = False) -> None:
     backend = get_backend(config.device.backend)
     with distributed(backend, config.parallel.timeout_seconds) as device:
         mesh = build_mesh(config.parallel, device)
-        with nullcontext() if dry_run else lock_run_folder(Path(config.output_dir)):
-            trainer = Trainer(config, mesh, backend, dry_run)
+        with nullcontext() if dry_run else lock_run_folder(Path(config.output_dir)), ExitStack() as resources:
+            trainer = Trainer(config, mesh, backend, resources, dry_run)
             if dry_run:
                 trainer.dry_run_step()
             else:
@@ -83,16 +83,22 @@ def ignore_sample(entry: LatentEntry, reason: str) -> None:
 
 
 class Trainer:
-    """The parts of a run, built in the order in which a batch meets them, and the loop over them."""
+    """The parts of a run, built in the order in which a batch meets them, and the loop over them.
 
-    def __init__(self, config: RunConfig, mesh: ParallelMesh, backend: DeviceBackend, dry_run: bool) -> None:
+    Args:
+        resources: closed by the caller, however the run ends.
+    """
+
+    def __init__(
+        self, config: RunConfig, mesh: ParallelMesh, backend: DeviceBackend, resources: ExitStack, dry_run: bool
+    ) -> None:
         self.config, self.mesh, self.backend, self.dry_run = config, mesh, backend, dry_run
         self.output = Path(config.output_dir)
         training = config.training
 
         self.worker_metrics = WorkerMetrics(config.storage.alluxio_metrics if mesh.is_main else [])
         self.storage_counts = counters.snapshot()
-        self.store = open_dataset(config, mesh.device, allow_synthetic=dry_run)
+        self.store = resources.enter_context(closing(open_dataset(config, mesh.device, allow_synthetic=dry_run)))
 
         # Model and objective.
         self.family = FAMILIES[config.model.family]
@@ -234,6 +240,7 @@ class Trainer:
                 metrics.log(done, "validation", self._validate(done))
             if last or done % config.checkpoint.every_steps == 0:
                 self._save(done)
+        self.store.close()  # before the loader, which waits for what it reads
         steps.close()
         metrics.close()
         progress.close()
@@ -246,6 +253,7 @@ class Trainer:
         batches = next(steps)
         result = self.train_step(batches, 0)
         record = self._record(batches, result, 0, time.perf_counter() - began)
+        self.store.close()
         steps.close()
         if self.mesh.is_main:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())

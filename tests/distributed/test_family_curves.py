@@ -4,6 +4,7 @@ The steps are those of a run: its loader, its sharded model, its AdamW, on laten
 heads, 45 tokens (15 locations under dsp), captions of every length.
 """
 
+from contextlib import ExitStack
 from functools import cache
 from unittest.mock import patch
 
@@ -69,7 +70,7 @@ def _curve(rank: int, world_size: int, family: str, layout: str) -> list[float]:
     mesh = build_mesh(config.parallel, torch.device("cpu"))
     assert mesh.data_degree == 1
     with patch("ttv_train.train.open_dataset", lambda *args, **options: RaggedDataset()):
-        trainer = Trainer(config, mesh, get_backend("cpu"), dry_run=True)
+        trainer = Trainer(config, mesh, get_backend("cpu"), ExitStack(), dry_run=True)
     steps = trainer.loader.steps(0, STEPS)
     return [trainer.train_step(next(steps), step).loss for step in range(STEPS)]
 

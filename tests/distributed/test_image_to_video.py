@@ -1,5 +1,7 @@
 """Image-to-video Wan through the steps of a run: first frames reach the model, on two ranks as on one."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def _train(rank: int, world_size: int, scheme: str, without_frame: bool) -> list
         }
     )
     mesh = build_mesh(config.parallel, torch.device("cpu"))
-    trainer = Trainer(config, mesh, get_backend("cpu"), dry_run=True)
+    trainer = Trainer(config, mesh, get_backend("cpu"), ExitStack(), dry_run=True)
     assert FAMILIES["wan"].takes_first_frame(trainer.model)
     losses = []
     steps = trainer.loader.steps(0, STEPS)

@@ -37,3 +37,7 @@ class LatentDataset(Protocol):
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt."""
         ...
+
+    def close(self) -> None:
+        """Ends the reads that are under way, as soon as may be and with an error; there are none after it."""
+        ...

@@ -79,3 +79,8 @@ class MixedDataset:
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt."""
         return self.stores[0].null_prompt()
+
+    def close(self) -> None:
+        """See `LatentDataset.close`."""
+        for store in self.stores:
+            store.close()

@@ -54,6 +54,7 @@ class CorruptSampleError(Exception):
         super().__init__(f"sample {key} in {shard}: {reason}")
         self.key = key
         self.shard = shard
+        self.reason = reason
 
 
 @dataclass
@@ -146,24 +147,16 @@ class LatentStore:
         if isinstance(result, OSError):
             return CorruptSampleError(entry.key, entry.shard, f"cannot be read: {result}")
         try:
-            tensors = view_tensors(result)
-            first_frame = None
-            if "first_frame" in tensors:
-                first_frame = FirstFrame(tensors["first_frame"], tensors.get("first_frame_embeds"))
-            return LatentSample(
-                entry,
-                tensors["mean"],
-                tensors.get("logvar"),
-                tensors["prompt_embeds"],
-                tensors["prompt_mask"],
-                first_frame,
-            )
+            return unpack_sample(entry, result)
         except (ValueError, KeyError) as error:
             return CorruptSampleError(entry.key, entry.shard, f"not a sample: {error}")
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt. Raises UserError if they are damaged."""
         return self._null_prompt
+
+    def close(self) -> None:
+        """See `LatentDataset.close`; a read that is under way ends by itself."""
 
     @cached_property
     def _null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,18 +201,34 @@ def pack_shard(samples: Sequence[LatentSample]) -> tuple[bytes, dict[str, tuple[
             key = sample.entry.key
             description = {name: value for name, value in asdict(sample.entry).items() if name not in PLACEMENT}
             _add(tar, f"{key}.json", json.dumps(description, indent=1).encode())
-            tensors = {
-                "mean": sample.mean,
-                "logvar": sample.logvar,
-                "prompt_embeds": sample.prompt_embeds,
-                "prompt_mask": sample.prompt_mask,
-                "first_frame": None if sample.first_frame is None else sample.first_frame.latents,
-                "first_frame_embeds": None if sample.first_frame is None else sample.first_frame.embeds,
-            }
-            content = save({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None})
+            content = pack_sample(sample)
             places[key] = (tar.offset + tarfile.BLOCKSIZE, len(content))
             _add(tar, f"{key}.safetensors", content)
     return buffer.getvalue(), places
+
+
+def pack_sample(sample: LatentSample) -> bytes:
+    """The safetensors file of a sample's tensors."""
+    tensors = {
+        "mean": sample.mean,
+        "logvar": sample.logvar,
+        "prompt_embeds": sample.prompt_embeds,
+        "prompt_mask": sample.prompt_mask,
+        "first_frame": None if sample.first_frame is None else sample.first_frame.latents,
+        "first_frame_embeds": None if sample.first_frame is None else sample.first_frame.embeds,
+    }
+    return save({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None})
+
+
+def unpack_sample(entry: LatentEntry, content: Content) -> LatentSample:
+    """The inverse of `pack_sample`; see `view_tensors`. Raises ValueError or KeyError if `content` is no sample."""
+    tensors = view_tensors(content)
+    first_frame = None
+    if "first_frame" in tensors:
+        first_frame = FirstFrame(tensors["first_frame"], tensors.get("first_frame_embeds"))
+    return LatentSample(
+        entry, tensors["mean"], tensors.get("logvar"), tensors["prompt_embeds"], tensors["prompt_mask"], first_frame
+    )
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

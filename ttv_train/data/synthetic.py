@@ -68,3 +68,6 @@ class SyntheticStore:
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Zeros (L, D) and a mask (L,) of ones."""
         return self._embeds, self._mask
+
+    def close(self) -> None:
+        """See `LatentDataset.close`; reading takes no time."""

@@ -1,6 +1,7 @@
 """What differs between accelerators, behind one protocol."""
 
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +20,11 @@ class DeviceBackend(Protocol):
 
     def synchronize(self) -> None:
         """Waits until everything queued on the device has run, so that a wall clock around it tells the truth."""
+        ...
+
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """Inside it, this thread queues its work on a stream of its own, beside that of the other threads. To be
+        entered as often as needed, by one thread at a time. A CPU has no streams."""
         ...
 
     def peak_memory_bytes(self) -> int:

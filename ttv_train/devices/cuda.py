@@ -1,5 +1,7 @@
 """The CUDA backend (NVIDIA GPUs; AMD GPUs under ROCm answer to the same calls)."""
 
+from contextlib import AbstractContextManager
+
 import torch
 
 
@@ -13,6 +15,9 @@ class CudaBackend:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(torch.cuda.Stream())
 
     def peak_memory_bytes(self) -> int:
         return torch.cuda.max_memory_allocated()

@@ -1,5 +1,6 @@
 """The Ascend NPU backend, through torch_npu (extra `npu`)."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ class NpuBackend:
 
     def synchronize(self) -> None:
         self._npu.synchronize()
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self._npu.stream(self._npu.Stream())
+        return context
 
     def peak_memory_bytes(self) -> int:
         return int(self._npu.max_memory_allocated())

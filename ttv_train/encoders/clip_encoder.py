@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import torch.distributed as dist
 
 from ttv_train.config import FirstFrameConfig, TextEncoderConfig, VaeConfig
 from ttv_train.diffusion.first_frame import FirstFrame
 from ttv_train.encoders import visual_fingerprint
 from ttv_train.encoders.first_frame import FirstFrameEncoder, first_frame_alone
-from ttv_train.encoders.followers import LeadingVae, dismiss_followers, follow, is_follower
+from ttv_train.encoders.followers import EncodingGroup, LeadingVae, dismiss_followers, follow
 from ttv_train.encoders.text import TextEncoder, build_text_encoder
 from ttv_train.encoders.vae import LatentDistribution, VideoVae, build_vae
 
@@ -47,7 +46,7 @@ class ClipEncoder:
     Half precision can overflow. What comes out non-finite is encoded again in float32, alone, and stored in the
     encoder's dtype if it fits there.
 
-    The first rank of `vae_group` encodes; the others are in `follow` and share the VAE's work on each of its clips.
+    The first rank of `group` encodes; the others are in `follow` and share the VAE's work on each of its clips.
     """
 
     def __init__(
@@ -56,10 +55,10 @@ class ClipEncoder:
         text_encoder: TextEncoderConfig,
         device: torch.device,
         first_frame: FirstFrameConfig | None = None,
-        vae_group: dist.ProcessGroup | None = None,
+        group: EncodingGroup | None = None,
     ) -> None:
-        self._vae_group, self._device = vae_group, device
-        self.vae: VideoVae = self._led(build_vae(vae, device, vae_group), number=0)
+        self._group, self._device = group, device
+        self.vae: VideoVae = self._led(vae, number=0)
         self.text_encoder: TextEncoder = build_text_encoder(text_encoder, device)
         self._first_frame_config = first_frame or FirstFrameConfig()
         self._first_frame_encoder: FirstFrameEncoder | None = None
@@ -109,17 +108,17 @@ class ClipEncoder:
     @property
     def is_follower(self) -> bool:
         """Whether this rank only shares the work on the clips of another one."""
-        return is_follower(self._vae_group)
+        return self._group is not None and self._group.is_follower
 
     def follow(self) -> None:
         """Shares the leader's work until it dismisses its followers."""
-        assert self._vae_group is not None
-        follow(self._vae_group, self._device, lambda number: self._float32_vae if number else self.vae)
+        assert self._group is not None
+        follow(self._group, self._device, lambda number: self._float32_vae if number else self.vae)
 
     def dismiss_followers(self) -> None:
         """Ends `follow` on the other ranks of the group, if there are any."""
-        if self._vae_group is not None:
-            dismiss_followers(self._vae_group, self._device)
+        if self._group is not None:
+            dismiss_followers(self._group)
 
     def encode_null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt, on the CPU."""
@@ -137,10 +136,11 @@ class ClipEncoder:
                 self._prompts.popitem(last=False)
         return self._prompts[caption]
 
-    def _led(self, vae: VideoVae, number: int) -> VideoVae:
-        if self._vae_group is None or self.is_follower:
-            return vae
-        return LeadingVae(vae, self._vae_group, self._device, number)
+    def _led(self, config: VaeConfig, number: int) -> VideoVae:
+        if self._group is None:
+            return build_vae(config, self._device)
+        vae = build_vae(config, self._device, self._group.work)
+        return vae if self._group.is_follower else LeadingVae(vae, self._group, self._device, number)
 
     def _encode_first_frames(
         self, pixels: torch.Tensor, videos: Sequence[torch.Tensor]
@@ -189,7 +189,7 @@ class ClipEncoder:
     @cached_property
     def _float32_vae(self) -> VideoVae:
         config = self._vae_config.model_copy(update={"dtype": "float32"})
-        return self._led(build_vae(config, self._device, self._vae_group), number=1)
+        return self._led(config, number=1)
 
     @cached_property
     def _float32_text_encoder(self) -> TextEncoder:

@@ -1,6 +1,7 @@
 """Ranks that work on the clips of another rank: the leader of a group decodes and writes, all of them encode."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -9,17 +10,35 @@ import torch.distributed as dist
 
 from ttv_train.encoders.vae.base import LatentDistribution, VideoVae
 from ttv_train.errors import UserError
+from ttv_train.parallel.mesh import consecutive_ranks
+from ttv_train.parallel.messages import LONGEST_WAIT
 
-LONGEST_WAIT = timedelta(days=30)
-"""Followers wait while the leader decodes, or waits for other workers."""
 NUM_DIMS = 5
 """Of a video (B, 3, T, H, W)."""
 
 
-def encoding_group(degree: int) -> dist.ProcessGroup | None:
+@dataclass(frozen=True)
+class EncodingGroup:
+    """Ranks that encode each clip together."""
+
+    work: dist.ProcessGroup
+    """Of the device's collectives: halos, norms, the clip itself."""
+    control: dist.ProcessGroup
+    """The same ranks in gloo, where those that wait for a clip keep no device busy."""
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether this rank only helps the first rank of the group."""
+        return dist.get_rank(self.work) > 0
+
+
+def encoding_group(degree: int, timeout: timedelta = LONGEST_WAIT) -> EncodingGroup | None:
     """The `degree` consecutive ranks that this one shares its clips with; None where each rank encodes alone.
 
     Called on all ranks together.
+
+    Args:
+        timeout: of the exchanges within a clip.
 
     Raises:
         UserError: `degree` does not divide the number of ranks.
@@ -32,14 +51,7 @@ def encoding_group(degree: int) -> dist.ProcessGroup | None:
             f"vae.parallel.degree {degree} does not divide the {world_size} process(es) of this job; start a multiple "
             f"of {degree} processes or change the degree"
         )
-    starts = range(0, world_size, degree)
-    groups = [dist.new_group(list(range(start, start + degree)), timeout=LONGEST_WAIT) for start in starts]
-    return groups[dist.get_rank() // degree]
-
-
-def is_follower(group: dist.ProcessGroup | None) -> bool:
-    """Whether this rank only helps the first rank of its group."""
-    return group is not None and dist.get_rank(group) > 0
+    return EncodingGroup(consecutive_ranks(degree, timeout), consecutive_ranks(degree, LONGEST_WAIT, "gloo"))
 
 
 class LeadingVae:
@@ -50,7 +62,7 @@ class LeadingVae:
         number: tells the followers which of several VAEs it is.
     """
 
-    def __init__(self, vae: VideoVae, group: dist.ProcessGroup, device: torch.device, number: int = 0) -> None:
+    def __init__(self, vae: VideoVae, group: EncodingGroup, device: torch.device, number: int = 0) -> None:
         self._vae, self._group, self._device, self._number = vae, group, device, number
 
     def __getattr__(self, name: str) -> Any:
@@ -60,29 +72,28 @@ class LeadingVae:
     def encode(self, video: torch.Tensor) -> LatentDistribution:
         """See `VideoVae.encode`."""
         video = video.to(self._device, torch.float32).contiguous()
-        announcement = torch.tensor([self._number, *video.shape], device=self._device)
-        dist.broadcast(announcement, group=self._group, group_src=0)
-        dist.broadcast(video, group=self._group, group_src=0)
+        dist.broadcast(torch.tensor([self._number, *video.shape]), group=self._group.control, group_src=0)
+        dist.broadcast(video, group=self._group.work, group_src=0)
         return self._vae.encode(video)
 
 
-def dismiss_followers(group: dist.ProcessGroup, device: torch.device) -> None:
+def dismiss_followers(group: EncodingGroup) -> None:
     """Ends `follow` on the other ranks of the leader's group."""
-    dist.broadcast(torch.full((1 + NUM_DIMS,), -1, device=device), group=group, group_src=0)
+    dist.broadcast(torch.full((1 + NUM_DIMS,), -1), group=group.control, group_src=0)
 
 
-def follow(group: dist.ProcessGroup, device: torch.device, vae_of: Callable[[int], VideoVae]) -> None:
+def follow(group: EncodingGroup, device: torch.device, vae_of: Callable[[int], VideoVae]) -> None:
     """Encodes what the group's leader encodes, until it dismisses this rank.
 
     Args:
         vae_of: the VAE of a `LeadingVae.number`.
     """
     while True:
-        announcement = torch.empty(1 + NUM_DIMS, dtype=torch.int64, device=device)
-        dist.broadcast(announcement, group=group, group_src=0)
+        announcement = torch.empty(1 + NUM_DIMS, dtype=torch.int64)
+        dist.broadcast(announcement, group=group.control, group_src=0)
         number, *shape = announcement.tolist()
         if number < 0:
             return
         video = torch.empty(shape, device=device)
-        dist.broadcast(video, group=group, group_src=0)
+        dist.broadcast(video, group=group.work, group_src=0)
         vae_of(number).encode(video)

@@ -79,6 +79,18 @@ def distributed(backend: DeviceBackend, timeout_seconds: float) -> Iterator[torc
         atexit.register(gc.collect)
 
 
+def consecutive_ranks(size: int, timeout: timedelta, backend: str | None = None) -> dist.ProcessGroup:
+    """A group of the `size` consecutive ranks that this one is of. All ranks, a multiple of `size`, call it together.
+
+    Args:
+        timeout: of its collectives.
+        backend: of torch.distributed; None for that of the default group.
+    """
+    starts = range(0, dist.get_world_size(), size)
+    groups = [dist.new_group(list(range(start, start + size)), timeout, backend) for start in starts]
+    return groups[dist.get_rank() // size]
+
+
 def build_mesh(config: ParallelConfig, device: torch.device) -> ParallelMesh:
     """Lays the initialized process group out as data x sequence.
 

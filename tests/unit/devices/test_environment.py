@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from ttv_train.devices import get_backend
 from ttv_train.devices.environment import prepare_environment
@@ -58,3 +59,7 @@ def test_auto_finds_a_usable_backend():
     assert backend.device(0).type == backend.name
     backend.synchronize()
     assert backend.peak_memory_bytes() >= 0
+    stream = backend.side_stream()
+    for _ in range(2):
+        with stream:
+            assert torch.ones(2, device=backend.device(0)).sum() == 2

@@ -1,0 +1,87 @@
+"""Ranks that train on the same clips and encode each one together."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config
+from tests.harness import RankError, run_ranks
+from ttv_train.data import online
+from ttv_train.data.dataset import LatentDataset
+from ttv_train.data.sample_messages import pack_results
+from ttv_train.data.shards import LatentSample
+
+
+class FailingDecoder(FakeDecoder):
+    def decode(self, clip):
+        raise MemoryError("no memory for frames")
+
+
+def open_dataset(folder: Path, parallel: dict, sequence_degree: int, decoder: type = FakeDecoder) -> LatentDataset:
+    clips = [make_clip(number, name=f"{number}-broken.mp4" if number == 3 else None) for number in range(6)]
+    online.ClipDecoder, online.list_clips = decoder, fake_list_clips(clips)
+    sequence = {"scheme": "ulysses" if sequence_degree > 1 else "none", "degree": sequence_degree}
+    config = make_config(folder, vae={"parallel": parallel}, parallel={"sequence": sequence})
+    return online.open_online(config, torch.device("cpu"), writes=False)
+
+
+def read_all(rank: int, world_size: int, folder: Path, parallel: dict, degree: int) -> tuple[dict, bytes]:
+    """Everything twice, from two threads, one of which begins elsewhere on each rank; every bit of it, and why the rest
+    cannot be read."""
+    with closing(open_dataset(folder, parallel, degree)) as dataset:
+        entries = list(dataset.entries)
+        turned = entries[rank % 3 :] + entries[: rank % 3]
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(dataset.read_many, [turned, entries])
+        assert pack_results(turned, first) == pack_results(turned, second[rank % 3 :] + second[: rank % 3])
+        assert dataset.null_prompt()[0].shape[-1] == 8
+        return pack_results(entries, second)
+
+
+@pytest.mark.parametrize(("mode", "degree", "world_size"), [("time", 2, 2), ("space", 2, 4), ("space", 3, 3)])
+def test_a_group_reads_what_one_process_reads(mode, degree, world_size, tmp_path):
+    """One of the clips cannot be decoded: it is a corrupt sample on all ranks."""
+    (alone,) = run_ranks(1, read_all, tmp_path, {}, 1)
+    assert [reason is None for _, reason, _ in alone[0]["results"]] == [True, True, True, False, True, True]
+    found = run_ranks(world_size, read_all, tmp_path, {"mode": mode, "degree": degree}, world_size)
+    assert found == [alone] * world_size
+
+
+def read_until_it_fails(rank: int, world_size: int, folder: Path) -> str:
+    with closing(open_dataset(folder, {"mode": "time", "degree": 2}, 2, FailingDecoder)) as dataset:
+        with pytest.raises((MemoryError, RuntimeError)) as caught:
+            dataset.read(dataset.entries[0])
+        return str(caught.value)
+
+
+def test_what_fails_on_the_leader_fails_on_all_ranks(tmp_path):
+    leader, follower = run_ranks(2, read_until_it_fails, tmp_path, timeout=20)
+    assert leader == "no memory for frames"
+    assert follower.endswith("MemoryError: no memory for frames")
+
+
+def close_while_reading(rank: int, world_size: int, folder: Path) -> tuple[bool, str]:
+    """The leader reads one of the two samples that the other rank waits for."""
+    dataset = open_dataset(folder, {"mode": "time", "degree": 2}, 2)
+    first = dataset.read(dataset.entries[0])
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(dataset.read, dataset.entries[1]) if rank == 1 else None
+        dataset.close()
+        dataset.close()
+        error = None if reading is None else reading.exception()
+    return isinstance(first, LatentSample), str(error)
+
+
+def test_closing_ends_the_reads_that_wait(tmp_path):
+    results = run_ranks(2, close_while_reading, tmp_path, timeout=20)
+    assert [is_sample for is_sample, _ in results] == [True, True]
+    assert "the dataset is closed" in results[1][1]
+
+
+def test_ranks_that_train_on_different_clips_cannot_encode_together(tmp_path):
+    message = r"vae.parallel.degree 2 does not divide parallel.sequence.degree 1: with latents.online"
+    with pytest.raises(RankError, match=message):
+        run_ranks(2, read_all, tmp_path, {"mode": "time", "degree": 2}, 1)
