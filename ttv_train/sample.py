@@ -93,45 +93,61 @@ def run(
             requests, null_prompt = on_every_rank(lambda: encode_prompts(config, prompts, device))
             if images is not None:
                 requests = on_every_rank(lambda: add_first_frames(requests, images, vae, config.first_frame, device))
-        compute_dtype = getattr(torch, config.training.precision)
         model, sequence = build_model(
             config,
             mesh,
             latent_channels=vae.latent_channels,
             text_hidden_size=null_prompt[0].shape[-1],
-            compute_dtype=compute_dtype,
+            compute_dtype=getattr(torch, config.training.precision),
         )
-        family = FAMILIES[config.model.family]
-        if family.takes_first_frame(model) and any(request.first_frame is None for request in requests):
+        if FAMILIES[config.model.family].takes_first_frame(model) and any(
+            request.first_frame is None for request in requests
+        ):
             raise UserError("--prompt: an image-to-video model starts from images; give --image FILE for each prompt")
         load_weights(checkpoint, model, use_ema)
-        other_expert = build_other_expert(
-            config,
-            mesh,
-            sequence,
-            latent_channels=vae.latent_channels,
-            text_hidden_size=null_prompt[0].shape[-1],
-            compute_dtype=compute_dtype,
-        )
-        sampler = Sampler(
-            model=model,
-            family=family,
-            objective=build_objective(config.objective, family),
-            sequence=sequence,
-            mesh=mesh,
-            vae=vae,
-            null_prompt=null_prompt,
-            max_text_tokens=max_text_tokens(config.text_encoder),
-            compute_dtype=compute_dtype,
-            config=config.sampling,
-            other_expert=other_expert,
-        )
+        sampler = build_sampler(config, mesh, model, sequence, vae, null_prompt)
         folder = output or step_folder(run_folder, on_main_rank(lambda: stored_step(checkpoint)))
         paths = sampler.write_videos(requests, run_folder, folder)
         if mesh.is_main:
             for request, path in zip(requests, paths, strict=True):
                 print(f"{path}: {request.text}")
         return paths
+
+
+def build_sampler(
+    config: RunConfig,
+    mesh: ParallelMesh,
+    model: nn.Module,
+    sequence: SequenceParallel,
+    vae: VideoVae,
+    null_prompt: PromptTensors,
+) -> "Sampler":
+    """The sampler of a run's model, with the other expert where the config has one.
+
+    Raises:
+        UserError: on every rank, if the model cannot be sampled as the config says.
+    """
+    family, compute_dtype = FAMILIES[config.model.family], getattr(torch, config.training.precision)
+    return Sampler(
+        model=model,
+        family=family,
+        objective=build_objective(config.objective, family),
+        sequence=sequence,
+        mesh=mesh,
+        vae=vae,
+        null_prompt=null_prompt,
+        max_text_tokens=max_text_tokens(config.text_encoder),
+        compute_dtype=compute_dtype,
+        config=config.sampling,
+        other_expert=build_other_expert(
+            config,
+            mesh,
+            sequence,
+            latent_channels=vae.latent_channels,
+            text_hidden_size=null_prompt[0].shape[-1],
+            compute_dtype=compute_dtype,
+        ),
+    )
 
 
 @dataclass

@@ -36,7 +36,6 @@ from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models import FAMILIES
 from ttv_train.models.build import build_model
-from ttv_train.models.experts import build_other_expert
 from ttv_train.monitor.environment import write_environment
 from ttv_train.monitor.metrics import MetricsLog
 from ttv_train.monitor.progress import TrainingProgress
@@ -48,7 +47,7 @@ from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
 from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
 from ttv_train.prompts import negative_prompt, stored_prompts
 from ttv_train.report import write_report
-from ttv_train.sample import Sampler
+from ttv_train.sample import Sampler, build_sampler
 from ttv_train.step import StepResult, TrainStep
 from ttv_train.storage.counters import counters, difference
 from ttv_train.storage.usage import WorkerMetrics, usage
@@ -179,25 +178,13 @@ class Trainer:
         )
         self.sampler: Sampler | None = None
         if config.validation.num_videos and not dry_run:
-            self.sampler = Sampler(
-                model=self.model,
-                family=self.family,
-                objective=self.objective,
-                sequence=self.sequence,
-                mesh=mesh,
-                vae=build_vae(config.vae, mesh.device),
-                null_prompt=negative_prompt(config, self.store.null_prompt()),
-                max_text_tokens=max_text_tokens(config.text_encoder),
-                compute_dtype=self.compute_dtype,
-                config=config.sampling,
-                other_expert=build_other_expert(
-                    config,
-                    mesh,
-                    self.sequence,
-                    latent_channels=self.store.entries[0].latent_shape[0],
-                    text_hidden_size=self.store.null_prompt()[0].shape[-1],
-                    compute_dtype=self.compute_dtype,
-                ),
+            self.sampler = build_sampler(
+                config,
+                mesh,
+                self.model,
+                self.sequence,
+                build_vae(config.vae, mesh.device),
+                negative_prompt(config, self.store.null_prompt()),
             )
         self.stop_requested = False
 
