@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.latent_samples import make_entry
 from tests.unit.models.tiny import TINY
 from ttv_train import sample
 from ttv_train.checkpoint.save import save_checkpoint
 from ttv_train.config_file import parse_config
-from ttv_train.data.manifest import LatentEntry
 from ttv_train.data.shards import LatentSample
 from ttv_train.devices import get_backend
 from ttv_train.diffusion import build_objective
@@ -203,22 +203,8 @@ class FakeStore:
         self.entries = [self.entry(i, caption) for i, caption in enumerate(captions)]
 
     def entry(self, index, caption):
-        return LatentEntry(
-            key=f"key/{index}",
-            shard="shards/a.tar",
-            offset=0,
-            length=0,
-            sha256="",
-            source_name=f"{index}.mp4",
-            source_sha256="",
-            clip_index=0,
-            is_last_clip=False,
-            caption=caption,
-            bucket=BUCKET,
-            fps=12.0,
-            latent_shape=(4, 2, 6, 4),
-            num_text_tokens=2,
-        )
+        fields = {"key": f"key/{index}", "caption": caption, "fps": 12.0, "latent_shape": (4, 2, 6, 4)}
+        return make_entry(index, BUCKET, num_text_tokens=2, **fields)
 
     def read(self, entry):
         shade = torch.full((1, 3, *BUCKET), 0.5 if entry.key == "key/0" else -0.5)
