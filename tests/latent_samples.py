@@ -38,6 +38,7 @@ class MemoryDataset:
 
     path = "memory"
     fingerprint = ""
+    joins_reads = True
     num_quarantined = 0
     normalization = LatentNormalization(shift=(1.0,), scale=(2.0,))
 

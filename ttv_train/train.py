@@ -136,6 +136,7 @@ class Trainer:
             data_rank=mesh.data_rank,
             data_degree=mesh.data_degree,
             micro_batch_size=training.micro_batch_size,
+            workers=config.storage.loader_workers,
             prefetch_bytes=config.storage.prefetch_mib * 2**20,
             # The ranks of one sequence-parallel group read the same samples; one of them reports.
             on_bad_sample=self._quarantine_sample if mesh.sequence_rank == 0 else ignore_sample,

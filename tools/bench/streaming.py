@@ -176,7 +176,7 @@ def read_ours(place: Place, samples: int) -> Iterator[Sample]:
     store = our_store(place)
     entries = random.Random(0).sample(store.entries, samples)
     plan = (entries[i : i + BATCH] for i in range(0, samples, BATCH))
-    for batch in read_ahead(store, plan, max_bytes=256 * 2**20):
+    for batch in read_ahead(store, plan, workers=4, max_bytes=2**30):
         for sample in batch:
             yield {"mean": sample.mean, "prompt_embeds": sample.prompt_embeds}
 

@@ -87,6 +87,9 @@ class StorageConfig(Section):
     """Parts of one object no further apart (MiB) are read in one request."""
     request_mib: int = Field(16, ge=1)
     """MiB of such a request, at most."""
+    loader_workers: int = Field(4, ge=0)
+    """Threads of a process that read and verify the samples of coming steps. With 0 the training loop reads each step
+    itself when it gets there, which is slow, and easy to debug."""
     prefetch_mib: int = Field(1024, ge=1)
     """MiB of samples that a process reads ahead, at most."""
     alluxio_page_bytes: int = Field(2**20, ge=1)

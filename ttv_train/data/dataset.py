@@ -20,6 +20,8 @@ class LatentDataset(Protocol):
     """To be applied to every sample's latents."""
     num_quarantined: int
     """Clips and files that were left out."""
+    joins_reads: bool
+    """Whether samples that lie side by side are read with one request, so that it pays to ask for many at once."""
 
     @property
     def entries(self) -> Sequence[LatentEntry]:

@@ -35,6 +35,7 @@ class LatentLoader:
         data_rank, data_degree: this rank's place on the data axis; the global batch is dealt in contiguous parts.
         micro_batch_size: samples per micro-batch, at most.
         on_bad_sample: called once per corrupt sample with its entry and the reason.
+        workers: threads that read ahead; with 0 everything is done when the batch is asked for, by who asks.
         prefetch_bytes: of stored samples that are read ahead, at most.
     """
 
@@ -46,12 +47,25 @@ class LatentLoader:
     data_degree: int
     micro_batch_size: int
     on_bad_sample: Callable[[LatentEntry, str], None]
+    workers: int = 4
     prefetch_bytes: int = 2**30
     bad_keys: set[str] = field(default_factory=set)
     """Of the samples that this rank could not read."""
 
     def steps(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
         """The micro-batches of optimizer steps `start` to `stop - 1`."""
+        batches = self._batches(start, stop) if self.workers == 0 else self._prefetched(start, stop)
+        try:
+            for _ in range(start, stop):
+                started = time.perf_counter()
+                step_batches = next(batches)
+                counters.add_wait(time.perf_counter() - started)
+                yield step_batches
+        finally:
+            batches.close()
+
+    def _prefetched(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
+        """`_batches`, made on a thread of their own."""
         ready: queue.Queue[list[Batch] | BaseException] = queue.Queue(maxsize=PREFETCHED_STEPS)
         closed = threading.Event()
 
@@ -65,33 +79,39 @@ class LatentLoader:
             return False
 
         def prefetch() -> None:
-            plan = (
-                [self.entries[self.order.batch(step).indices[slot]] for slot in self._slots(step)]
-                for step in range(start, stop)
-            )
-            samples = read_ahead(self.store, plan, self.prefetch_bytes)
+            batches = self._batches(start, stop)
             try:
-                for step, results in enumerate(samples, start):
-                    if not put(self._load(step, results)):
+                for step_batches in batches:
+                    if not put(step_batches):
                         return
             except BaseException as error:
                 put(error)
             finally:
-                samples.close()
+                batches.close()
 
         thread = threading.Thread(target=prefetch, name="latent-loader", daemon=True)
         thread.start()
         try:
             for _ in range(start, stop):
-                started = time.perf_counter()
                 item = ready.get()
-                counters.add_wait(time.perf_counter() - started)
                 if isinstance(item, BaseException):
                     raise item
                 yield item
         finally:
             closed.set()
             thread.join()
+
+    def _batches(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
+        plan = (
+            [self.entries[self.order.batch(step).indices[slot]] for slot in self._slots(step)]
+            for step in range(start, stop)
+        )
+        samples = read_ahead(self.store, plan, workers=self.workers, max_bytes=self.prefetch_bytes)
+        try:
+            for step, results in enumerate(samples, start):
+                yield self._load(step, results)
+        finally:
+            samples.close()
 
     def _slots(self, step: int) -> range:
         """This rank's part of the global batch."""

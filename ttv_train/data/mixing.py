@@ -42,6 +42,7 @@ class MixedDataset:
         self.encoders = first.encoders
         self.normalization = first.normalization
         self.num_quarantined = sum(store.num_quarantined for store in stores)
+        self.joins_reads = any(store.joins_reads for store in stores)
         self.stores = stores
         self._source_of: dict[str, int] = {}
         self.entries: list[LatentEntry] = []

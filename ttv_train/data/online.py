@@ -44,6 +44,7 @@ class OnlineDataset:
     """
 
     fingerprint = ""
+    joins_reads = False
 
     def __init__(
         self,

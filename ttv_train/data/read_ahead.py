@@ -1,37 +1,59 @@
 """Reads the samples of coming steps before they are needed: the order is known in advance."""
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
 from ttv_train.data.dataset import LatentDataset, SampleResult
 from ttv_train.data.shards import LatentEntry
 
-MAX_STEPS_IN_FLIGHT = 4
-"""Enough to hide the latency of a store behind its bandwidth; more would only hold memory."""
-
 
 def read_ahead(
-    dataset: LatentDataset, plan: Iterable[Sequence[LatentEntry]], max_bytes: int
+    dataset: LatentDataset, plan: Iterable[Sequence[LatentEntry]], *, workers: int, max_bytes: int
 ) -> Generator[list[SampleResult], None, None]:
     """The samples of each item of `plan`, in order.
 
-    The next items are read meanwhile on threads: `MAX_STEPS_IN_FLIGHT` of them and `max_bytes` of samples, at most,
-    though always one item. Closing the generator does not wait for a read that is under way.
+    The next items are read meanwhile on `workers` threads. Where that joins requests, each asks for the samples of
+    several items at once. With no workers an item is read when it is asked for. At most `max_bytes` of samples are
+    held, though always one item per worker. Closing the generator does not wait for a read that is under way.
     """
-    pending: deque[tuple[Future[list[SampleResult]], int]] = deque()
-    total = 0
-    pool = ThreadPoolExecutor(MAX_STEPS_IN_FLIGHT, thread_name_prefix="read-ahead")
+    if workers == 0:
+        yield from map(dataset.read_many, plan)
+        return
+    pending: deque[tuple[Future[list[SampleResult]], list[int]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="read-ahead")
     try:
-        for entries in plan:
-            size = sum(entry.length for entry in entries)
-            while pending and (len(pending) == MAX_STEPS_IN_FLIGHT or total + size > max_bytes):
-                future, done = pending.popleft()
-                total -= done
-                yield future.result()
-            pending.append((pool.submit(dataset.read_many, entries), size))
-            total += size
+        for window in _windows(plan, max_bytes // (workers + 1), growth=2 if dataset.joins_reads else 1):
+            if len(pending) == workers:
+                yield from _items(*pending.popleft())
+            entries = [entry for item in window for entry in item]
+            pending.append((pool.submit(dataset.read_many, entries), [len(item) for item in window]))
         while pending:
-            yield pending.popleft()[0].result()
+            yield from _items(*pending.popleft())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _windows(
+    plan: Iterable[Sequence[LatentEntry]], max_bytes: int, growth: int
+) -> Iterator[list[Sequence[LatentEntry]]]:
+    """Items that are read together: the first one alone, since training waits for it, then `growth` times as many each
+    time as before."""
+    window: list[Sequence[LatentEntry]] = []
+    size, length = 0, 1
+    for item in plan:
+        more = sum(entry.length for entry in item)
+        if window and (len(window) == length or size + more > max_bytes):
+            yield window
+            window, size, length = [], 0, growth * length
+        window.append(item)
+        size += more
+    if window:
+        yield window
+
+
+def _items(future: Future[list[SampleResult]], counts: Sequence[int]) -> Iterator[list[SampleResult]]:
+    results = iter(future.result())
+    for count in counts:
+        yield list(islice(results, count))

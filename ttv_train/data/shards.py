@@ -86,6 +86,7 @@ class LatentStore:
         encoders: fingerprints of the VAE and the text encoder alone; compare with `encoder_fingerprints(config)`.
         normalization: to be applied to every sample's latents.
         num_quarantined: clips and files that were left out.
+        joins_reads: see `LatentDataset`.
         entries: the samples, in the order of the dataset.
     """
 
@@ -95,6 +96,7 @@ class LatentStore:
             raise UserError("latents.path is not set; name the folder or URL of the encoded dataset")
         self.path = path
         self.store = open_store(path, storage)
+        self.joins_reads = self.store.tier != "disk"
         manifest, self.manifest_digest = read_manifest(self.store)
         self._null_prompt_object = manifest.null_prompt
         self.fingerprint = manifest.fingerprint

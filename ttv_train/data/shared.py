@@ -33,7 +33,7 @@ class SharedDataset(ABC):
         self._dataset, self._group = dataset, group
         self.path, self.fingerprint = dataset.path, dataset.fingerprint
         self.normalization, self.num_quarantined = dataset.normalization, dataset.num_quarantined
-        self.entries = dataset.entries
+        self.entries, self.joins_reads = dataset.entries, dataset.joins_reads
 
     def read(self, entry: LatentEntry) -> LatentSample:
         """One sample. Raises CorruptSampleError."""

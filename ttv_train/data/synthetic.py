@@ -18,6 +18,7 @@ class SyntheticStore:
 
     path = "synthetic"
     num_quarantined = 0
+    joins_reads = False
 
     def __init__(self, config: RunConfig, vae: VideoVae, text_encoder: TextEncoder) -> None:
         self.fingerprint = ""
