@@ -1,9 +1,11 @@
 """Encoding and training through a real Alluxio give what they give on a local disk."""
 
+import contextlib
 import json
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,19 @@ def dataset(folder: Path) -> dict[str, bytes]:
     }
 
 
+@contextlib.contextmanager
+def started(log: Path, num_processes: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command under way, which does not outlive the test."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(num_processes, *arguments), cwd=REPOSITORY, env=environment(), stdout=output, stderr=output
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def local(encoded, tmp_path_factory) -> tuple[dict[str, bytes], dict[int, float]]:
     """The encoded dataset on a local disk, and the loss curve of two processes that train on it."""
@@ -42,6 +57,22 @@ def test_encoding_through_alluxio_writes_the_same_bytes(folder, encoded, local, 
     assert dataset(folder.ufs / "latents") == local[0]
 
 
+def test_encoding_goes_on_while_the_worker_is_killed_and_comes_back(folder, cluster, respawn, encoded, tmp_path):
+    shards = ("--latents.samples_per_shard", "1")  # as many writes as there are clips
+    launch(1, "encode", "--config", str(encoded), "--latents.path", str(tmp_path / "latents"), *shards)
+    latents = folder.ufs / "latents"
+    arguments = ("encode", "--config", str(encoded), "--output_dir", str(tmp_path / "run"), *shards, *STORAGE)
+    with started(tmp_path / "log", 1, *arguments, "--latents.path", f"{folder.url}/latents") as job:
+        while job.poll() is None and not list(latents.glob("shards/*")):
+            time.sleep(0.005)
+        cluster.kill("worker")
+        assert not (latents / "manifest.json").exists()
+        time.sleep(3)
+        respawn("worker")
+        assert job.wait(200) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert dataset(latents) == dataset(tmp_path / "latents")
+
+
 def test_training_goes_on_while_the_worker_is_killed_and_comes_back(folder, cluster, respawn, encoded, local, tmp_path):
     source = Path(yaml.safe_load(encoded.read_text())["latents"]["path"])
     shutil.copytree(source, folder.ufs / "latents")
@@ -49,10 +80,10 @@ def test_training_goes_on_while_the_worker_is_killed_and_comes_back(folder, clus
     places = ("--output_dir", str(run), "--latents.path", f"{folder.url}/latents")
     metrics_page = ("--storage.alluxio_metrics", json.dumps([cluster.metrics]))
     arguments = ("train", "--config", str(encoded), *places, *TRAIN, *STORAGE, *metrics_page)
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command(2, *arguments), cwd=REPOSITORY, env=environment(), stdout=log, stderr=log)
-        while process.poll() is None and not (run / "metrics.jsonl").exists():
-            time.sleep(0.02)
+    with started(tmp_path / "log", 2, *arguments) as process:
+        # The index has been read, the samples have not: later, the kernel may have them all.
+        while process.poll() is None and not (run / "config.resolved.yaml").exists():
+            time.sleep(0.005)
         cluster.kill("worker")
         time.sleep(3)
         respawn("worker")

@@ -1,7 +1,6 @@
 """A store in a folder: a local disk, NFS, or a mount of an object store such as Alluxio's."""
 
 import contextlib
-import errno
 import os
 import shutil
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ttv_train.storage.base import check_object_name, refused_write
+from ttv_train.storage.exclusive import take_name
 from ttv_train.storage.handles import FileHandles
 from ttv_train.storage.partial import PARTIAL_PREFIX, partial_file
 from ttv_train.storage.ranges import Content
@@ -19,8 +19,6 @@ LARGEST_READ = 64 * 2**20
 """Memory is taken before a read, and a wrong length may be any number: a longer one is compared with the file's."""
 PARTIAL_LIFETIME_SECONDS = 3600.0
 """A partial file that nobody has written to for so long belongs to a writer that was killed."""
-NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
-"""What file systems without hard links, such as Alluxio's mount, answer to one."""
 
 
 class PosixStore:
@@ -69,12 +67,12 @@ class PosixStore:
             raise refused_write(self.url, name, error) from error
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See `Store.put_if_absent`. Without hard links, a writer that is killed may leave a cut-off object."""
+        """See `Store.put_if_absent` and `take_name`."""
         path = self._path(name)
         try:
             with partial_file(path) as partial:
                 _write_through(partial, data)
-                _link(partial, path, data)
+                take_name(partial, path)
             _sync_folder(path.parent)
         except FileExistsError:
             return False
@@ -132,17 +130,6 @@ def _write_through(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _link(partial: Path, path: Path, data: bytes) -> None:
-    """Gives a complete file its name, unless the name is taken: FileExistsError."""
-    try:
-        os.link(partial, path)
-    except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        with path.open("xb") as file:
-            file.write(data)
 
 
 def _sync_folder(folder: Path) -> None:

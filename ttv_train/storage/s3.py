@@ -55,6 +55,7 @@ class AlluxioS3Store(FsspecStore):
         super().__init__(url, filesystem, root, tier="alluxio")
         self._endpoint, self._signs = endpoint, signs
         self._client = HttpClient(timeout_seconds)
+        self._unfinished: set[str] = set()
         self._headers = {
             "Authorization": f"AWS4-HMAC-SHA256 Credential={getpass.getuser()}/20200101/us-east-1/s3/aws4_request, "
             "SignedHeaders=host, Signature=none"
@@ -71,10 +72,13 @@ class AlluxioS3Store(FsspecStore):
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """See `Store.put_if_absent`. Alluxio does not know ``If-None-Match``: between two writers that look at the same
-        moment, the later one wins."""
-        if self.exists(name):
+        moment, the later one wins. So does this one when its last attempt failed: a write during which a worker died
+        may have left a name and a length without bytes, which would be waited for in vain."""
+        if name not in self._unfinished and self.exists(name):
             return False
+        self._unfinished.add(name)
         self.put(name, data)
+        self._unfinished.discard(name)
         return True
 
     def delete_folder(self, name: str) -> None:
