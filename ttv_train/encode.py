@@ -357,6 +357,7 @@ def encode_units(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Pl
                 leases.clips_per_second = progress.clips / (progress.seconds or 1.0)
                 if batch.is_last:
                     writer.write(batch.unit, samples, rejected)
+                    claims.note_encoded(batch.unit)
                     samples, rejected = [], []
     return Tally(
         clips=progress.clips,

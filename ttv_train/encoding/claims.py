@@ -33,13 +33,15 @@ class Claims:
         on_done: Callable[[WorkUnit], None],
     ) -> None:
         self._store, self._leases, self._stop, self._on_done = store, leases, stop, on_done
+        self._claimed_at: dict[str, float] = {}
         self._slowest_seconds: float | None = None
         # Workers start at different places, so that they seldom reach for the same unit.
         start = int(hashlib.sha256(leases.holder.token.encode()).hexdigest(), 16) % len(units) if units else 0
         self._waiting = [*units[start:], *units[:start]]
 
-    def record_unit(self, seconds: float) -> None:
-        """Notes how long this worker took for a unit."""
+    def note_encoded(self, unit: WorkUnit) -> None:
+        """Notes how long this worker has had a unit, which is longer than encoding it where units are decoded ahead."""
+        seconds = time.monotonic() - self._claimed_at.pop(unit.name)
         self._slowest_seconds = max(self._slowest_seconds or 0.0, seconds)
 
     def __iter__(self) -> Iterator[WorkUnit]:
@@ -67,6 +69,7 @@ class Claims:
             # It may have been finished between the look at its record and the claim.
             if read_record(self._store, unit) is None:
                 self._waiting.remove(unit)
+                self._claimed_at[unit.name] = time.monotonic()
                 return True
             self._leases.drop(unit.name)
         self._waiting.remove(unit)
