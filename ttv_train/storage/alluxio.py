@@ -123,7 +123,7 @@ class AlluxioStore(PassThrough[Door]):
         counters.move(self.tier, "under_store", len(content))
         return content
 
-    def _from_workers(self, name: str, number: int, start: int, length: int) -> bytes | None:
+    def _from_workers(self, name: str, number: int, start: int, length: int) -> bytearray | None:
         """A part of a page, from the first worker that has it; None if no worker gives it whole."""
         file_id = self._file_id(name)
         for worker in self._ring(f"{file_id}/{number}")[:WORKERS_PER_PAGE]:
@@ -170,7 +170,7 @@ class AlluxioStore(PassThrough[Door]):
         path = f"{self.inner.url.rstrip('/')}/{check_object_name(name)}"
         return self._ask_any(f"/v1/load?path={path}&opType={operation}").decode(errors="replace")
 
-    def _ask_any(self, request: str) -> bytes:
+    def _ask_any(self, request: str) -> bytearray:
         failure: OSError = ConnectionError(f"{self.url} has no worker")
         for worker in self._ring(request):
             try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ttv_train.storage.base import check_object_name, refused_write
 from ttv_train.storage.failures import as_os_error
+from ttv_train.storage.ranges import Content
 
 
 class FsspecStore:
@@ -15,7 +16,7 @@ class FsspecStore:
         self.url, self.tier = url, tier
         self._filesystem, self._root = filesystem, root
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> Content:
         """See `Store.read`."""
         end = None if length is None else offset + length
         path = self._path(name)

@@ -7,7 +7,8 @@ import urllib3
 from ttv_train.storage.failures import DamagedReadError, HttpStatusError, as_os_error
 
 MAX_CONNECTIONS = 32
-CHUNK_BYTES = 2**20
+CHUNK_BYTES = 2**17
+"""Of one look at the socket, which seldom has more."""
 
 
 class HttpClient:
@@ -26,7 +27,9 @@ class HttpClient:
             retries=urllib3.Retry(connect=0, read=0, status=0, other=0, redirect=3, raise_on_redirect=True),
         )
 
-    def get(self, url: str, offset: int = 0, length: int | None = None, headers: dict[str, str] | None = None) -> bytes:
+    def get(
+        self, url: str, offset: int = 0, length: int | None = None, headers: dict[str, str] | None = None
+    ) -> bytearray:
         """`length` bytes from `offset`, or fewer where the object ends; None reads to the end.
 
         Raises:
@@ -44,14 +47,14 @@ class HttpClient:
             raise _unwrapped(error) from None
         check_status(response, url)
         if response.status == 416:
-            return b""
+            return bytearray()
         if wants_range and response.status == 200:  # a server that does not know ranges has sent everything
             content = content[offset:] if length is None else content[offset : offset + length]
         if length is not None and len(content) > length:
             raise DamagedReadError("long", f"{len(content)} bytes came of {length} asked for")
         return content
 
-    def _body(self, response: urllib3.BaseHTTPResponse, url: str) -> bytes:
+    def _body(self, response: urllib3.BaseHTTPResponse, url: str) -> bytearray:
         deadline = time.monotonic() + self._timeout_seconds
         parts = []
         try:
@@ -61,7 +64,7 @@ class HttpClient:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{url} did not answer completely in {self._timeout_seconds:g} s")
             announced = response.headers.get("Content-Length")
-            content = parts[0] if len(parts) == 1 else b"".join(parts)
+            content = bytearray().join(parts)
             if announced is not None and announced.isdigit() and len(content) != int(announced):
                 raise DamagedReadError("short", f"the connection broke: {len(content)} bytes came of {announced}")
         except BaseException:

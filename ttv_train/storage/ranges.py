@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Content = bytes | memoryview
-"""What was read. A memoryview that can be written to belongs to its reader alone."""
+Content = bytes | bytearray | memoryview
+"""What was read. Where it can be written to, it is its reader's alone."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ttv_train.errors import UserError
 from ttv_train.storage.base import Door
 from ttv_train.storage.fsspec_store import FsspecStore
 from ttv_train.storage.http_client import HttpClient
+from ttv_train.storage.ranges import Content
 
 PROXY_PORT = 39999
 PROXY_PATH = "/api/v1/s3"
@@ -61,7 +62,7 @@ class AlluxioS3Store(FsspecStore):
             "SignedHeaders=host, Signature=none"
         }
 
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> Content:
         """See `Store.read`."""
         if self._signs:
             return super().read(name, offset, length)
