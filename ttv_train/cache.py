@@ -29,12 +29,16 @@ class CacheStatus:
     local: int
     """In `storage.cache_dir` of this node."""
     alluxio: float | None
-    """In Alluxio's cache; None where its door does not say."""
+    """In Alluxio's cache; None where its door does not say, or where there is no Alluxio."""
     nowhere: float | None
     """Neither here nor there; None where that is not known."""
+    is_in_alluxio: bool
+    """`path` goes through Alluxio, by whichever door."""
 
     def __str__(self) -> str:
-        unknown = "not known: only alluxio:// tells"
+        unknown = "nothing: this path does not go through Alluxio"
+        if self.is_in_alluxio:
+            unknown = "not known: neither a mount nor the S3 API tells, alluxio:// does; or see the master's web page"
         lines = [
             f"{self.path}: {self.samples} samples, {self._shown(self.total)}",
             f"  on this node   {self._shown(self.local)}",
@@ -104,6 +108,7 @@ def status(config: RunConfig) -> list[CacheStatus]:
                 num_local,
                 sum(entry.length * known[entry.shard] for entry in entries) if has_all else None,
                 sum(entry.length * (1 - known[entry.shard]) for entry in away) if has_all or not away else None,
+                is_in_alluxio=store.store.tier == "alluxio",
             )
         )
     return result

@@ -38,6 +38,17 @@ def test_a_warm_local_tier_holds_what_the_epoch_reads(tmp_path, dataset, capsys)
     (after,) = cache.status(config)
     assert (after.local, after.nowhere) == (after.total, 0)
     assert "on this node   0.0 MiB (100%)" in str(after)
+    assert "in Alluxio     nothing: this path does not go through Alluxio" in str(after)
+
+
+def test_doors_that_do_not_tell_what_alluxio_holds_say_so(tmp_path, dataset):
+    worker = Worker(tmp_path)
+    try:
+        (found,) = cache.status(make_config(tmp_path, f"alluxio+s3://127.0.0.1:{worker.port}/latents"))
+    finally:
+        worker.stop()
+    assert (found.alluxio, found.nowhere) == (None, None)
+    assert "in Alluxio     not known: neither a mount nor the S3 API tells" in str(found)
 
 
 def test_warming_follows_the_order_from_the_newest_checkpoint(tmp_path, dataset):
