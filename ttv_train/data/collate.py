@@ -11,7 +11,7 @@ import torch
 
 from ttv_train.data.shards import LatentNormalization, LatentSample
 from ttv_train.diffusion.first_frame import FirstFrame
-from ttv_train.parallel.rng import keyed_normal, keyed_uniform
+from ttv_train.parallel.rng import fill_normal, keyed_uniform
 
 
 @dataclass
@@ -68,12 +68,16 @@ class Collator:
 
     def __call__(self, samples: Sequence[LatentSample], step: int, slots: Sequence[int]) -> Batch:
         """Batches `samples`, which stand at `slots` of the global batch of optimizer step `step`."""
-        latents, noise, uniform, prompts = [], [], [], []
-        for sample, slot in zip(samples, slots, strict=True):
+        C, t, h, w = samples[0].mean.shape
+        num_padding = self.num_padding_frames(t)
+        latents = torch.empty(len(samples), C, num_padding + t, h, w)
+        noise = torch.empty_like(latents)
+        uniform, prompts = [], []
+        for row, (sample, slot) in enumerate(zip(samples, slots, strict=True)):
             place = (sample.entry.key, step, slot)
-            value = self._latents(sample, place)
-            latents.append(value)
-            noise.append(keyed_normal(tuple(value.shape), self.seed, "noise", *place))
+            self._write_latents(latents[row, :, num_padding:], sample, place)
+            latents[row, :, :num_padding] = latents[row, :, num_padding : num_padding + 1]
+            fill_normal(noise[row], self.seed, "noise", *place)
             uniform.append(keyed_uniform(self.seed, "timestep", *place))
             prompts.append(self._prompt(sample, place))
         embeds, mask = pad_prompts(prompts, self.max_text_tokens)
@@ -81,23 +85,22 @@ class Collator:
             keys=[sample.entry.key for sample in samples],
             bucket=samples[0].entry.bucket,
             fps=torch.tensor([sample.entry.fps for sample in samples], dtype=torch.float32),
-            latents=torch.stack(latents),
-            noise=torch.stack(noise),
+            latents=latents,
+            noise=noise,
             uniform=torch.tensor(uniform, dtype=torch.float64),
             prompt_embeds=embeds,
             prompt_mask=mask,
             first_frame=self._first_frames(samples) if self.uses_first_frame else None,
         )
 
-    def _latents(self, sample: LatentSample, place: tuple[str, int, int]) -> torch.Tensor:
-        """A draw from the posterior, normalized and padded in front: (C, t, h, w)."""
-        value = sample.mean.float()
+    def _write_latents(self, out: torch.Tensor, sample: LatentSample, place: tuple[str, int, int]) -> None:
+        """Sets (C, t, h, w) to a draw from the posterior, normalized."""
+        out.copy_(sample.mean)
         if sample.logvar is not None:
-            deviation = torch.exp(0.5 * sample.logvar.float())
-            value = value + deviation * keyed_normal(tuple(value.shape), self.seed, "posterior", *place)
-        value = self.normalization.normalize(value[None])[0]
-        copies = self.num_padding_frames(value.shape[1])
-        return torch.cat([value[:, :1].expand(-1, copies, -1, -1), value], dim=1)
+            draw = torch.empty(out.shape)
+            fill_normal(draw, self.seed, "posterior", *place)
+            out += torch.exp(0.5 * sample.logvar.float()) * draw
+        self.normalization.normalize_(out[None])
 
     def _first_frames(self, samples: Sequence[LatentSample]) -> FirstFrame:
         return normalized_first_frames([sample.first_frame for sample in samples], self.normalization)

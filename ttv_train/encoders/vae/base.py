@@ -24,7 +24,11 @@ class LatentNormalization:
 
     def normalize(self, latents: torch.Tensor) -> torch.Tensor:
         """Stored latents (B, C, t, h, w) as the diffusion model sees them."""
-        return (latents - _per_channel(self.shift, latents)) * _per_channel(self.scale, latents)
+        return self.normalize_(latents.clone())
+
+    def normalize_(self, latents: torch.Tensor) -> torch.Tensor:
+        """`normalize`, in place."""
+        return latents.sub_(_per_channel(self.shift, latents)).mul_(_per_channel(self.scale, latents))
 
     def denormalize(self, latents: torch.Tensor) -> torch.Tensor:
         """The inverse: what the diffusion model made, (B, C, t, h, w), as `VideoVae.decode` takes it."""
