@@ -9,8 +9,9 @@ from tqdm import tqdm
 from ttv_train.checkpoint.layout import checkpoint_step, list_checkpoints
 from ttv_train.config import RunConfig
 from ttv_train.data.dataset import LatentDataset
-from ttv_train.data.mixing import MixedDataset, open_latents
-from ttv_train.data.shards import LatentEntry, LatentStore, range_of
+from ttv_train.data.manifest import storage_is_down
+from ttv_train.data.mixing import open_latents
+from ttv_train.data.shards import LatentEntry, range_of
 from ttv_train.data.training_order import training_order
 from ttv_train.errors import UserError
 from ttv_train.storage import StoreUnavailableError
@@ -64,7 +65,7 @@ def warm(config: RunConfig, epochs: int) -> str:
     total = sum(entry.length for entry in entries)
     failed, submitted = 0, False
     with tqdm(total=total, desc="warm", unit="B", unit_scale=True) as progress:
-        for store, mine in _by_store(dataset, entries):
+        for store, mine in dataset.by_store(entries):
             try:
                 submitted = store.store.warm(list(dict.fromkeys(entry.shard for entry in mine)))
             except OSError as error:
@@ -74,9 +75,9 @@ def warm(config: RunConfig, epochs: int) -> str:
                 continue
             for chunk in _chunks(mine):
                 results = store.store.read_many([range_of(entry) for entry in chunk])
-                unavailable = [result for result in results if isinstance(result, StoreUnavailableError)]
-                if unavailable:
-                    raise UserError(f"latents.path {unavailable[0]}; see that the storage is up, then start again")
+                for result in results:
+                    if isinstance(result, StoreUnavailableError):
+                        raise storage_is_down(result)
                 failed += sum(isinstance(result, OSError) for result in results)
                 progress.update(sum(entry.length for entry in chunk))
     how = "loaded by Alluxio" if submitted else "read"
@@ -87,7 +88,7 @@ def status(config: RunConfig) -> list[CacheStatus]:
     """Where the samples are that the run of `config` reads, by dataset. Raises UserError as `warm` does."""
     dataset = open_latents(config.latents, config.storage)
     result = []
-    for store, entries in _by_store(dataset, dataset.entries):
+    for store, entries in dataset.by_store(dataset.entries):
         total = sum(entry.length for entry in entries)
         shards = {entry.shard for entry in entries}
         try:
@@ -122,16 +123,6 @@ def upcoming(config: RunConfig, dataset: LatentDataset, epochs: int) -> list[Lat
     stop = min(config.training.steps, start + epochs * order.batches_per_epoch)
     used = (training[index] for step in range(start, stop) for index in order.batch(step).indices)
     return list({entry.key: entry for entry in (*held_out, *used)}.values())
-
-
-def _by_store(
-    dataset: LatentStore | MixedDataset, entries: Sequence[LatentEntry]
-) -> Iterator[tuple[LatentStore, list[LatentEntry]]]:
-    if isinstance(dataset, LatentStore):
-        yield dataset, list(entries)
-        return
-    for number, store in enumerate(dataset.stores):
-        yield store, [entry for entry in entries if dataset.source_of(entry) == number]
 
 
 def _chunks(entries: Sequence[LatentEntry]) -> Iterator[list[LatentEntry]]:

@@ -33,6 +33,7 @@ from ttv_train.data.manifest import (
     is_intact,
     put_manifest,
     read_manifest,
+    storage_is_down,
     stored_objects,
 )
 from ttv_train.data.probe import BadVideoError
@@ -145,10 +146,8 @@ def run(config: RunConfig) -> EncodeSummary | None:
         try:
             return encode_dataset(config, device)
         except OSError as error:
-            raise UserError(
-                f"latents.path {config.latents.path}: {error}; see that the storage is up, then start again: the job "
-                "goes on from where it is"
-            ) from error
+            where = f"{config.latents.path}: {error}"
+            raise storage_is_down(where, "the job goes on from where it is") from error
 
 
 def status(config: RunConfig) -> Status:

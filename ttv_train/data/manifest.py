@@ -104,7 +104,7 @@ def read_manifest(store: Store) -> tuple[Manifest, str]:
     try:
         content = store.read(MANIFEST_NAME)
     except StoreUnavailableError as error:
-        raise UserError(f"latents.path {error}; see that the storage is up, then start again") from None
+        raise storage_is_down(error) from None
     except OSError:
         raise DamagedStoreError(
             f"latents.path {store.url}: no {MANIFEST_NAME} in it; run `ttv-train encode` with this config first"
@@ -117,12 +117,22 @@ def read_manifest(store: Store) -> tuple[Manifest, str]:
     return manifest, hashlib.sha256(content).hexdigest()
 
 
+def storage_is_down(error: OSError | str, then: str = "") -> UserError:
+    """What a user reads when the storage of latents does not answer.
+
+    Args:
+        error: names the storage.
+        then: what comes of starting again.
+    """
+    return UserError(f"latents.path {error}; see that the storage is up, then start again{then and f': {then}'}")
+
+
 def read_object(store: Store, stored: StoredObject) -> bytes:
     """A whole object, verified. Raises DamagedStoreError if it is absent or damaged."""
     try:
         return bytes(store.read_range(ByteRange(stored.name, 0, stored.size, stored.sha256, is_whole=True)))
     except StoreUnavailableError as error:
-        raise UserError(f"latents.path {error}; see that the storage is up, then start again") from None
+        raise storage_is_down(error) from None
     except DamagedReadError:
         raise DamagedStoreError(
             f"latents.path {store.url}: {stored.name} is damaged; run `ttv-train encode` again"

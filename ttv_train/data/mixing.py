@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -65,6 +65,13 @@ class MixedDataset:
         """Paths of the stores, by their number."""
         return [store.path for store in self.stores]
 
+    def by_store(self, entries: Sequence[LatentEntry]) -> Iterator[tuple[LatentStore, Sequence[LatentEntry]]]:
+        """The stores that hold some of `entries`, each with those."""
+        for source, store in enumerate(self.stores):
+            mine = [entry for entry in entries if self.source_of(entry) == source]
+            if mine:
+                yield store, mine
+
     def read(self, entry: LatentEntry) -> LatentSample:
         """One sample, verified. Raises CorruptSampleError."""
         return self.stores[self.source_of(entry)].read(entry)
@@ -72,8 +79,7 @@ class MixedDataset:
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """Samples, each as it is or as the CorruptSampleError that its reading ended in."""
         results: dict[str, SampleResult] = {}
-        for source, store in enumerate(self.stores):
-            mine = [entry for entry in entries if self.source_of(entry) == source]
+        for store, mine in self.by_store(entries):
             results.update(zip((entry.key for entry in mine), store.read_many(mine), strict=True))
         return [results[entry.key] for entry in entries]
 

@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -34,6 +34,7 @@ from ttv_train.data.manifest import (
     put_object,
     read_manifest,
     read_object,
+    storage_is_down,
 )
 from ttv_train.data.tensor_views import view_tensors
 from ttv_train.diffusion.first_frame import FirstFrame
@@ -120,6 +121,10 @@ class LatentStore:
         """Whether an encoded dataset was committed at `path`."""
         return bool(path) and open_store(path, storage).exists(MANIFEST_NAME)
 
+    def by_store(self, entries: Sequence[LatentEntry]) -> Iterator[tuple["LatentStore", Sequence[LatentEntry]]]:
+        """This store and all of `entries`; see `MixedDataset.by_store`."""
+        yield self, entries
+
     def read(self, entry: LatentEntry) -> LatentSample:
         """Reads one sample with one request. Raises CorruptSampleError unless its bytes are those that were written."""
         (result,) = self.read_many([entry])
@@ -140,10 +145,7 @@ class LatentStore:
 
     def _sample(self, entry: LatentEntry, result: Content | OSError) -> SampleResult:
         if isinstance(result, StoreUnavailableError):
-            raise UserError(
-                f"latents.path {result}; see that the storage is up, then start again: the run goes on from its newest "
-                "checkpoint"
-            )
+            raise storage_is_down(result, "the run goes on from its newest checkpoint")
         if isinstance(result, DamagedReadError):
             return CorruptSampleError(entry.key, entry.shard, str(result))
         if isinstance(result, OSError):
