@@ -44,14 +44,15 @@ from ttv_train.monitor.step_timer import StepTimer
 from ttv_train.monitor.summary import describe, write_summary
 from ttv_train.parallel import collectives
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
-from ttv_train.parallel.mesh import ParallelMesh, build_mesh, distributed
+from ttv_train.parallel.encoder_ranks import split_job
+from ttv_train.parallel.mesh import ParallelMesh, build_mesh
 from ttv_train.prompts import negative_prompt, stored_prompts
 from ttv_train.report import write_report
 from ttv_train.sample import Sampler, build_sampler
 from ttv_train.step import StepResult, TrainStep
 from ttv_train.storage.counters import counters, difference
 from ttv_train.storage.usage import WorkerMetrics, usage
-from ttv_train.training_data import null_prompt, open_dataset
+from ttv_train.training_data import encode_for_trainers, null_prompt, open_dataset
 from ttv_train.validate import read_holdout, split_holdout, validation_batches, validation_loss
 
 logger = logging.getLogger(__name__)
@@ -67,10 +68,14 @@ def run(config: RunConfig, *, dry_run: bool = False) -> None:
         UserError: on every rank, for anything wrong with the config, the data or the number of ranks.
     """
     backend = get_backend(config.device.backend)
-    with distributed(backend, config.parallel.timeout_seconds) as device:
-        mesh = build_mesh(config.parallel, device)
+    encoders = (config.latents.encoder_ranks, config.vae.parallel.degree)
+    with split_job(backend, config.parallel, *encoders) as part:
+        if part.encodes:
+            encode_for_trainers(config, part)
+            return
+        mesh = build_mesh(config.parallel, part.device)
         with nullcontext() if dry_run else lock_run_folder(Path(config.output_dir)), ExitStack() as resources:
-            trainer = Trainer(config, mesh, backend, resources, dry_run)
+            trainer = Trainer(config, mesh, backend, resources, dry_run, part.links)
             if dry_run:
                 trainer.dry_run_step()
             else:
@@ -86,10 +91,17 @@ class Trainer:
 
     Args:
         resources: closed by the caller, however the run ends.
+        links: of this rank to ranks that encode for it; see `JobPart.links`.
     """
 
     def __init__(
-        self, config: RunConfig, mesh: ParallelMesh, backend: DeviceBackend, resources: ExitStack, dry_run: bool
+        self,
+        config: RunConfig,
+        mesh: ParallelMesh,
+        backend: DeviceBackend,
+        resources: ExitStack,
+        dry_run: bool,
+        links: Sequence[dist.ProcessGroup] = (),
     ) -> None:
         self.config, self.mesh, self.backend, self.dry_run = config, mesh, backend, dry_run
         self.output = Path(config.output_dir)
@@ -97,7 +109,9 @@ class Trainer:
 
         self.worker_metrics = WorkerMetrics(config.storage.alluxio_metrics if mesh.is_main else [])
         self.storage_counts = counters.snapshot()
-        self.store = resources.enter_context(closing(open_dataset(config, mesh.device, allow_synthetic=dry_run)))
+        self.store = resources.enter_context(
+            closing(open_dataset(config, mesh.device, allow_synthetic=dry_run, links=links))
+        )
 
         # Model and objective.
         self.family = FAMILIES[config.model.family]

@@ -1,34 +1,71 @@
 """The dataset that a run trains on, and what stands for a dropped caption."""
 
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ttv_train.config import RunConfig
 from ttv_train.data.changed_sources import DATASET_MANIFEST, changed_sources
+from ttv_train.data.clip_reader import ClipReader
 from ttv_train.data.dataset import LatentDataset
+from ttv_train.data.encoder_service import serve
 from ttv_train.data.mixing import MixedDataset, open_latents
-from ttv_train.data.online import open_online
+from ttv_train.data.online import open_online, open_remote
 from ttv_train.data.shards import LatentStore
 from ttv_train.data.synthetic import SyntheticStore
 from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
+from ttv_train.encoders.followers import encoding_group
 from ttv_train.encoders.text import build_text_encoder
 from ttv_train.encoders.vae import build_vae
 from ttv_train.errors import UserError
 from ttv_train.models.base import ModelFamily
 from ttv_train.parallel.agreement import on_every_rank, on_main_rank
+from ttv_train.parallel.encoder_ranks import JobPart
 
 
-def open_dataset(config: RunConfig, device: torch.device, allow_synthetic: bool) -> LatentDataset:
+def encode_for_trainers(config: RunConfig, part: JobPart) -> None:
+    """The whole work of a rank that does not train: it encodes until those that do need no more.
+
+    A SIGTERM goes to all ranks of a job. This one works on meanwhile, and ends when the others have.
+
+    Raises:
+        UserError: a rank that trains is gone.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    group = encoding_group(config.vae.parallel.degree)
+    reader = ClipReader(config, part.device, group)
+    if group is not None and group.is_follower:
+        reader.follow()
+        return
+    try:
+        serve(reader, part.links)
+    except RuntimeError as error:
+        raise UserError(
+            f"latents.encoder_ranks: a rank that trains is gone; its own output says why ({error})"
+        ) from None
+    finally:
+        reader.close()
+
+
+def open_dataset(
+    config: RunConfig, device: torch.device, allow_synthetic: bool, links: Sequence[dist.ProcessGroup] = ()
+) -> LatentDataset:
     """The clips of a run, on all ranks together: encoded, mixed, or encoded as they are needed.
 
     Args:
+        device: of encoders.
         allow_synthetic: random latents will do where nothing has been encoded yet; nothing is written then.
+        links: to encoder ranks, if there are any; see `JobPart.links`.
 
     Raises:
         UserError: on every rank, when there is no dataset or it was encoded with other settings than `config` has.
     """
+    if config.latents.encoder_ranks:
+        return open_remote(config, links, writes=not allow_synthetic)
     if config.latents.online:
         return open_online(config, device, writes=not allow_synthetic)
     if config.latents.sources:

@@ -9,7 +9,7 @@ import torch
 
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config
 from tests.harness import RankError, run_ranks
-from ttv_train.data import online
+from ttv_train.data import clip_reader, online
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.sample_messages import pack_results
 from ttv_train.data.shards import LatentSample
@@ -22,7 +22,7 @@ class FailingDecoder(FakeDecoder):
 
 def open_dataset(folder: Path, parallel: dict, sequence_degree: int, decoder: type = FakeDecoder) -> LatentDataset:
     clips = [make_clip(number, name=f"{number}-broken.mp4" if number == 3 else None) for number in range(6)]
-    online.ClipDecoder, online.list_clips = decoder, fake_list_clips(clips)
+    clip_reader.ClipDecoder, online.list_clips = decoder, fake_list_clips(clips)
     sequence = {"scheme": "ulysses" if sequence_degree > 1 else "none", "degree": sequence_degree}
     config = make_config(folder, vae={"parallel": parallel}, parallel={"sequence": sequence})
     return online.open_online(config, torch.device("cpu"), writes=False)

@@ -9,12 +9,17 @@ from tests.e2e.conftest import launch, losses
 from tests.e2e.test_resume import start, steps_done, wait_for, workers
 
 ONLINE = ("--latents.online", "true", "--latents.path", "absent")
-# Two ranks train on the same clips and encode each one together.
-TOGETHER = (
-    *("--parallel.sequence.scheme", "ulysses", "--parallel.sequence.degree", "2"),
-    *("--vae.parallel.mode", "space", "--vae.parallel.degree", "2"),
-)
-MODES = {"alone": (2, ()), "together": (2, TOGETHER)}
+SEQUENCE = ("--parallel.sequence.scheme", "ulysses", "--parallel.sequence.degree", "2")
+# Ranks share the rows of each clip.
+ROWS = ("--vae.parallel.mode", "space", "--vae.parallel.degree", "2")
+# The last rank encodes for the others.
+APART = ("--latents.encoder_ranks", "1")
+MODES = {
+    "alone": (2, ()),
+    "together": (2, (*SEQUENCE, *ROWS)),
+    "apart": (3, APART),
+    "apart and together": (4, ("--latents.encoder_ranks", "2", *SEQUENCE, *ROWS)),
+}
 """Processes and options of each way of encoding."""
 
 
@@ -29,27 +34,33 @@ def stored(encoded, tmp_path_factory):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_loss_curve_is_that_of_encoded_latents(mode, stored, encoded, tmp_path):
     processes, options = MODES[mode]
-    online = tmp_path / "online"
-    arguments = ["--config", str(encoded), "--training.steps", "3", *ONLINE]
-    launch(processes, "train", *arguments, *options, "--output_dir", str(online))
-    assert losses(online) == pytest.approx(losses(stored), rel=1e-6)
-    clips = [json.loads((folder / "summary.json").read_text())["clips"] for folder in (stored, online)]
+    arguments = ["--config", str(encoded), "--training.steps", "3", *ONLINE, "--output_dir", str(tmp_path)]
+    launch(processes, "train", *arguments, *options)
+    assert losses(tmp_path) == pytest.approx(losses(stored), rel=1e-6)
+    clips = [json.loads((folder / "summary.json").read_text())["clips"] for folder in (stored, tmp_path)]
     assert clips[0] == clips[1]
-    launch(1, "export", *arguments, "--output_dir", str(online), "--output", str(tmp_path / "model"))
-    assert list((tmp_path / "model").rglob("config.json"))
+    if mode == "alone":
+        launch(1, "export", *arguments, "--output", str(tmp_path / "model"))
+        assert list((tmp_path / "model").rglob("config.json"))
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "alone"])
-def test_sigterm_ends_the_run_with_a_checkpoint_and_it_goes_on(mode, encoded, tmp_path):
+def test_a_run_goes_on_with_another_number_of_encoder_ranks(stored, encoded, tmp_path):
+    arguments = ["train", "--config", str(encoded), *ONLINE, "--output_dir", str(tmp_path)]
+    launch(3, *arguments, *APART, "--training.steps", "2")
+    resumed = launch(3, *arguments, "--latents.encoder_ranks", "2", "--training.steps", "3")
+    assert "resuming from" in resumed.stderr
+    assert losses(tmp_path) == pytest.approx(losses(stored), rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["together", "apart"])
+def test_sigterm_to_all_ranks_ends_the_run_with_a_checkpoint(mode, encoded, tmp_path):
     processes, options = MODES[mode]
     arguments = ["train", "--config", str(encoded), *ONLINE, *options, "--output_dir", str(tmp_path)]
-    process = start(processes, *arguments, "--training.steps", "200", "--checkpoint.every_steps", "1000")
+    process = start(processes, *arguments, "--training.steps", "2000", "--checkpoint.every_steps", "10000")
     wait_for(lambda: steps_done(tmp_path) >= 2, process, "step 2")
     for worker in workers(process):
         worker.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert "stopped by SIGTERM" in errors
-    done = steps_done(tmp_path)
-    launch(processes, *arguments, "--training.steps", str(done + 1))
-    assert list(losses(tmp_path)) == list(range(1, done + 2))
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1

@@ -16,7 +16,8 @@ class VaeParallelConfig(Section):
     VAE's own blend of overlapping tiles: cheap, not exact, and other latents."""
     degree: int = Field(1, ge=1)
     """Consecutive ranks that share each clip in the modes `time` and `space`. Groups of so many ranks of `ttv-train
-    encode` take clips of their own. With `latents.online`, it must divide `parallel.sequence.degree`."""
+    encode` take clips of their own. With `latents.online`, it must divide `parallel.sequence.degree`, or
+    `latents.encoder_ranks` where there are any."""
     chunk_latent_frames: int | None = Field(None, ge=1)
     """In the modes `time` and `serial_chunks`, latent frames that a rank works on at a time; fewer take less memory and
     more messages. `null` is a rank's whole share of the clip in mode `time` and 1 in mode `serial_chunks`. HunyuanVideo

@@ -22,6 +22,9 @@ class LatentsConfig(Section):
     online: bool = False
     """True has `train` decode and encode the clips of `dataset` as it needs them, instead of reading `path`: nothing is
     stored, and every rank holds both encoders and spends their time in each epoch. For trying out a dataset."""
+    encoder_ranks: int = Field(0, ge=0)
+    """With `online`: the last so many processes of the job do not train but encode for those that do. They share clips
+    in groups of `vae.parallel.degree`, and the other ranks then hold no encoder."""
     sources: list[LatentSource] = []
     """Encoded datasets that `train` mixes by weight, instead of reading `path`. Their encoders must be those of this
     config; their buckets and frame rates may differ."""
@@ -37,6 +40,8 @@ class LatentsConfig(Section):
     def _one_source(self) -> "LatentsConfig":
         if self.online and self.sources:
             raise ValueError("give either sources (encoded datasets) or online: true (the clips of dataset), not both")
+        if self.encoder_ranks and not self.online:
+            raise ValueError(f"encoder_ranks {self.encoder_ranks} belongs to online: true; leave it out")
         return self
 
 

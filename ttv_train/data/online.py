@@ -1,116 +1,70 @@
 """A dataset whose clips are decoded and encoded when training asks for them, instead of ahead of it.
 
 To training it is the same as latents that were encoded before: the same keys, the same order and the same loss curve.
-Every rank encodes what it trains on, or ranks that train on the same clips encode each one together.
+Every rank encodes what it trains on, or ranks that train on the same clips encode each one together, or other ranks of
+the job do.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
-from ttv_train.config import DatasetConfig, RunConfig
+from ttv_train.config import RunConfig
 from ttv_train.data.changed_sources import DATASET_MANIFEST
+from ttv_train.data.clip_reader import ClipReader, entry_of
 from ttv_train.data.clips import list_clips
 from ttv_train.data.cut import Clip
 from ttv_train.data.dataset import LatentDataset
-from ttv_train.data.decode import ClipDecoder
-from ttv_train.data.probe import BadVideoError
+from ttv_train.data.encoder_link import EncoderLink
 from ttv_train.data.quarantine import Quarantine, QuarantineRow
-from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample, SampleResult
+from ttv_train.data.remote import RemoteDataset, ask_about_encoders
+from ttv_train.data.shards import LatentEntry, LatentSample, SampleResult
 from ttv_train.data.shared import Follower, Leader
 from ttv_train.data.units import clip_key
-from ttv_train.devices import get_backend
-from ttv_train.encoders.clip_encoder import ClipEncoder, NonFiniteError
 from ttv_train.encoders.followers import encoding_group
 from ttv_train.errors import UserError
-from ttv_train.parallel.agreement import on_main_rank
+from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
+from ttv_train.parallel.mesh import consecutive_ranks
+from ttv_train.parallel.messages import LONGEST_WAIT
 
 
 class OnlineDataset:
-    """Implements `LatentDataset`. Samples may be read from several threads; one at a time encodes.
-
-    The device encodes on a stream of its own, beside the training step. What comes of it lies in host memory, so nobody
-    has to wait for that stream: the copy from the device has done so.
+    """Implements `LatentDataset`. Samples may be read from several threads.
 
     Args:
-        config: of the clips.
+        path: of the clips' dataset.
         clips: by key, in the order of the dataset.
         num_quarantined: files that gave no clip.
-        encoder: makes latents and embeddings.
-        device: of the encoder.
+        reader: decodes and encodes.
     """
 
     fingerprint = ""
     joins_reads = False
 
-    def __init__(
-        self,
-        config: DatasetConfig,
-        clips: Mapping[str, Clip],
-        num_quarantined: int,
-        encoder: ClipEncoder,
-        device: torch.device,
-    ) -> None:
-        self.path = config.path
-        self.normalization = encoder.vae.normalization
-        self.num_quarantined = num_quarantined
-        self.entries = [entry_of(key, clip, encoder) for key, clip in clips.items()]
-        self._config, self._clips, self._encoder, self._device = config, clips, encoder, device
-        backend = get_backend(device.type)
-        backend.synchronize()  # what the encoders hold by now was made on another stream
-        self._stream = backend.side_stream()
-        self._encoding = threading.Lock()
-        self._is_closed = False
-        self._local = threading.local()
+    def __init__(self, path: str, clips: Mapping[str, Clip], num_quarantined: int, reader: ClipReader) -> None:
+        self.path, self.num_quarantined = path, num_quarantined
+        self.normalization = reader.encoder.vae.normalization
+        self.entries = [entry_of(key, clip, reader.encoder) for key, clip in clips.items()]
+        self._clips, self._reader = clips, reader
 
     def read(self, entry: LatentEntry) -> LatentSample:
         """Decodes and encodes one clip. Raises CorruptSampleError if that fails."""
-        clip = self._clips[entry.key]
-        if not hasattr(self._local, "decoder"):
-            self._local.decoder = ClipDecoder(self._config)
-        try:
-            video = self._local.decoder.decode(clip)
-        except BadVideoError as error:
-            raise CorruptSampleError(entry.key, clip.source.name, str(error)) from None
-        with self._encoding, self._stream:
-            if self._is_closed:
-                raise RuntimeError("the dataset is closed")
-            (encoded,) = self._encoder.encode([video], [clip.source.caption])
-        if isinstance(encoded, NonFiniteError):
-            raise CorruptSampleError(entry.key, clip.source.name, str(encoded))
-        return LatentSample(
-            entry, encoded.mean, encoded.logvar, encoded.prompt_embeds, encoded.prompt_mask, encoded.first_frame
-        )
+        return self._reader.read(entry, self._clips[entry.key])
 
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """Samples in the order asked for, each as it is or as the CorruptSampleError that its reading ended in."""
-        results: list[SampleResult] = []
-        for entry in entries:
-            try:
-                results.append(self.read(entry))
-            except CorruptSampleError as error:
-                results.append(error)
-        return results
+        return [self._reader.read_or_error(entry, self._clips[entry.key]) for entry in entries]
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt."""
-        with self._encoding, self._stream:
-            return self._encoder.encode_null_prompt()
-
-    def follow(self) -> None:
-        """On the other ranks of a group: shares the work on the leader's clips until it closes its dataset."""
-        with get_backend(self._device.type).side_stream():
-            self._encoder.follow()
+        return self._reader.null_prompt()
 
     def close(self) -> None:
         """See `LatentDataset.close`; waits for the clip that is being encoded."""
-        with self._encoding:
-            if not self._is_closed:
-                self._encoder.dismiss_followers()
-            self._is_closed = True
+        self._reader.close()
 
 
 def open_online(config: RunConfig, device: torch.device, writes: bool) -> LatentDataset:
@@ -132,60 +86,68 @@ def open_online(config: RunConfig, device: torch.device, writes: bool) -> Latent
             f"vae.parallel.degree {degree} does not divide parallel.sequence.degree {sequence_degree}: with "
             "latents.online, ranks that encode a clip together must train on it together; change one of them"
         )
-    timeout = timedelta(seconds=config.parallel.timeout_seconds)
-    group = encoding_group(degree, timeout)
-    encoder = ClipEncoder(config.vae, config.text_encoder, device, config.first_frame, group)
-    output = Path(config.output_dir)
-
-    def list_keyed() -> tuple[dict[str, Clip], int]:
-        manifest = output / DATASET_MANIFEST if writes else None
-        clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=manifest)
-        keyed: dict[str, Clip] = {}
-        for clip in clips:
-            key = clip_key(
-                clip,
-                decoder=config.dataset.decoder,
-                vae_fingerprint=encoder.visual_fingerprint,
-                text_encoder_fingerprint=encoder.text_encoder.fingerprint,
-            )
-            if key in keyed:
-                reason = f"same content and caption as {keyed[key].source.name}"
-                rejected.append(QuarantineRow(clip.source.name, reason, "encode"))
-            else:
-                keyed[key] = clip
-        if writes:
-            Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
-        if not keyed:
-            raise UserError(f"dataset.path {config.dataset.path}: it gives no clip; `ttv-train check-data` says why")
-        return keyed, len(rejected)
-
-    clips, num_quarantined = on_main_rank(list_keyed)
-    dataset = OnlineDataset(config.dataset, clips, num_quarantined, encoder, device)
+    group = encoding_group(degree, timedelta(seconds=config.parallel.timeout_seconds))
+    reader = ClipReader(config, device, group)
+    clips, num_quarantined = on_main_rank(lambda: list_keyed(config, reader, writes))
+    dataset = OnlineDataset(config.dataset.path, clips, num_quarantined, reader)
     if group is None:
         return dataset
     if group.is_follower:
-        return Follower(dataset, group.control, help=dataset.follow)
+        return Follower(dataset, group.control, help=reader.follow)
     return Leader(dataset, group.control)
 
 
-def entry_of(key: str, clip: Clip, encoder: ClipEncoder) -> LatentEntry:
-    """What training knows of a clip before it is encoded."""
-    shape = encoder.vae.latent_shape(*clip.bucket)
-    return LatentEntry(
-        key=key,
-        shard=clip.source.name,
-        offset=0,
-        length=0,
-        sha256="",
-        xxh3="",
-        source_name=clip.source.name,
-        source_sha256=clip.source_sha256,
-        clip_index=clip.index,
-        is_last_clip=clip.is_last,
-        caption=clip.source.caption,
-        bucket=clip.bucket,
-        fps=clip.fps,
-        latent_shape=shape,
-        num_text_tokens=encoder.text_encoder.max_length,
-        start_seconds=clip.start_seconds,
-    )
+def open_remote(config: RunConfig, groups: Sequence[dist.ProcessGroup], writes: bool) -> LatentDataset:
+    """`open_online` where other ranks of the job encode.
+
+    Args:
+        groups: the links of this rank to encoder ranks; the first rank of each sequence-parallel group has some.
+
+    Raises:
+        UserError: as `open_online` does, or if encoder ranks have other models than these.
+    """
+    reader = ClipReader(config, torch.device("cpu"))  # says what there is; its encoders are never loaded
+    links = [EncoderLink(group) for group in groups]
+    try:
+        clips, num_quarantined, fingerprints = on_main_rank(
+            lambda: (*list_keyed(config, reader, writes), reader.fingerprints)
+        )
+        found = on_all_ranks(lambda: [ask_about_encoders(link, fingerprints) for link in links])
+    except BaseException:
+        for link in links:
+            link.close()
+        raise
+    entries = [entry_of(key, clip, reader.encoder) for key, clip in clips.items()]
+    normalization = reader.encoder.vae.normalization
+    path = config.dataset.path
+    dataset = RemoteDataset(path, clips, entries, num_quarantined, normalization, found[0][0], links)
+    degree = config.parallel.sequence.degree
+    if degree == 1:
+        return dataset
+    group = consecutive_ranks(degree, LONGEST_WAIT, "gloo")
+    return Leader(dataset, group) if links else Follower(dataset, group)
+
+
+def list_keyed(config: RunConfig, reader: ClipReader, writes: bool) -> tuple[dict[str, Clip], int]:
+    """The clips of `dataset` by key, and how many files and clips were left out. See `open_online`."""
+    encoder, output = reader.encoder, Path(config.output_dir)
+    manifest = output / DATASET_MANIFEST if writes else None
+    clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=manifest)
+    keyed: dict[str, Clip] = {}
+    for clip in clips:
+        key = clip_key(
+            clip,
+            decoder=config.dataset.decoder,
+            vae_fingerprint=encoder.visual_fingerprint,
+            text_encoder_fingerprint=encoder.text_encoder.fingerprint,
+        )
+        if key in keyed:
+            reason = f"same content and caption as {keyed[key].source.name}"
+            rejected.append(QuarantineRow(clip.source.name, reason, "encode"))
+        else:
+            keyed[key] = clip
+    if writes:
+        Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
+    if not keyed:
+        raise UserError(f"dataset.path {config.dataset.path}: it gives no clip; `ttv-train check-data` says why")
+    return keyed, len(rejected)

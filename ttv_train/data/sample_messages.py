@@ -3,7 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from ttv_train.data.cut import Clip
 from ttv_train.data.shards import CorruptSampleError, LatentEntry, SampleResult, pack_sample, unpack_sample
+
+CLIPS = TypeAdapter(list[tuple[str, Clip]])
+"""Keys and clips that are asked for, as JSON."""
 
 
 def pack_results(entries: Sequence[LatentEntry], results: Sequence[SampleResult]) -> tuple[dict[str, Any], bytes]:

@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ class Leader(SharedDataset):
         try:
             results = self._dataset.read_many(entries)
         except Exception as error:
-            self._send({"end": f"{type(error).__name__}: {error}"})
+            self._finish(f"{type(error).__name__}: {error}")
             raise
         self._send(*pack_results(entries, results))
         return results
@@ -76,7 +77,11 @@ class Leader(SharedDataset):
     def close(self) -> None:
         """See `LatentDataset.close`."""
         self._dataset.close()
-        self._send({"end": "the dataset is closed"})
+        self._finish("the dataset is closed")
+
+    def _finish(self, reason: str) -> None:
+        with suppress(RuntimeError):  # a rank that is gone
+            self._send({"end": reason})
 
     def _send(self, header: dict[str, object], content: bytes = b"") -> None:
         with self._sending:

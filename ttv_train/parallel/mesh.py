@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,15 +64,22 @@ def distributed(backend: DeviceBackend, timeout_seconds: float) -> Iterator[torc
     """Joins the process group that the launcher describes (accelerate and torchrun set the same variables), or forms a
     group of one without a launcher; leaves it at the end. Yields this process's device."""
     device = backend.device(int(os.environ.get("LOCAL_RANK", "0")))
-    timeout = timedelta(seconds=timeout_seconds)
-    if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend.collectives_backend, timeout=timeout)
-    else:
-        dist.init_process_group(
-            backend.collectives_backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
-        )
-    try:
+    alone = {} if is_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    with process_group(backend, timedelta(seconds=timeout_seconds), **alone):
         yield device
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this process as one of a job."""
+    return "RANK" in os.environ and "MASTER_ADDR" in os.environ
+
+
+@contextmanager
+def process_group(backend: DeviceBackend, timeout: timedelta, **ranks: Any) -> Iterator[None]:
+    """The default process group; `ranks` are further arguments of `init_process_group`."""
+    dist.init_process_group(backend.collectives_backend, timeout=timeout, **ranks)
+    try:
+        yield
     finally:
         dist.destroy_process_group()
         # Gloo's threads end when the last reference to their group is gone. One that lets go of a tensor after Python
