@@ -105,7 +105,7 @@ def read_index(store: Store, manifest: Manifest) -> LatentIndex:
     """The index that `manifest` names. Raises DamagedStoreError if it is absent or damaged."""
     content = read_object(store, manifest.index)
     try:
-        table = pq.read_table(pa.BufferReader(content), columns=list(ENTRY_FIELDS))
+        table = pq.ParquetFile(pa.BufferReader(content)).read(columns=list(ENTRY_FIELDS))
         metadata = table.schema.metadata
         vae, text_encoder = (metadata[name].decode() for name in (b"vae_fingerprint", b"text_encoder_fingerprint"))
     except DAMAGE:
