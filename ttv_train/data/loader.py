@@ -102,24 +102,27 @@ class LatentLoader:
             thread.join()
 
     def _batches(self, start: int, stop: int) -> Generator[list[Batch], None, None]:
-        plan = (
-            [self.entries[self.order.batch(step).indices[slot]] for slot in self._slots(step)]
-            for step in range(start, stop)
+        samples = read_ahead(
+            self.store, map(self._entries, range(start, stop)), workers=self.workers, max_bytes=self.prefetch_bytes
         )
-        samples = read_ahead(self.store, plan, workers=self.workers, max_bytes=self.prefetch_bytes)
         try:
             for step, results in enumerate(samples, start):
                 yield self._load(step, results)
         finally:
             samples.close()
 
-    def _slots(self, step: int) -> range:
+    def _entries(self, step: int) -> list[LatentEntry]:
+        batch = self.order.batch(step)
+        return [self.entries[batch.indices[slot]] for slot in self._slots(batch)]
+
+    def _slots(self, batch: GlobalBatch) -> range:
         """This rank's part of the global batch."""
-        count = len(self.order.batch(step).indices) // self.data_degree
+        count = len(batch.indices) // self.data_degree
         return range(self.data_rank * count, (self.data_rank + 1) * count)
 
     def _load(self, step: int, results: Sequence[SampleResult]) -> list[Batch]:
-        batch, slots = self.order.batch(step), self._slots(step)
+        batch = self.order.batch(step)
+        slots = self._slots(batch)
         samples = [self._sample(batch, slot, result) for slot, result in zip(slots, results, strict=True)]
         return [
             self.collator(samples[i : i + self.micro_batch_size], step, slots[i : i + self.micro_batch_size])

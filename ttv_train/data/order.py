@@ -92,8 +92,8 @@ class DataOrder:
         self.samples_per_epoch = sum(drawn.values()) + sum(surplus)
         self.repeated_per_epoch = sum(max(number, 0) for number in surplus)
         self.dropped_per_epoch = sum(max(-number, 0) for number in surplus)
-        # The loader's thread is an epoch ahead of the training loop at times.
-        self._batches_of = lru_cache(maxsize=2)(self._epoch_batches)
+        # The loader plans an epoch ahead of what it collates, and that is an epoch ahead of the training loop at times.
+        self._batches_of = lru_cache(maxsize=3)(self._epoch_batches)
 
     def batch(self, step: int) -> GlobalBatch:
         """The global batch of optimizer step `step`, counted from 0. May be called from several threads."""

@@ -8,6 +8,9 @@ from itertools import islice
 from ttv_train.data.dataset import LatentDataset, SampleResult
 from ttv_train.data.shards import LatentEntry
 
+MAX_STEPS_AT_ONCE = 64
+"""Samples may be small, and a run that stops waits for a read that is under way."""
+
 
 def read_ahead(
     dataset: LatentDataset, plan: Iterable[Sequence[LatentEntry]], *, workers: int, max_bytes: int
@@ -46,7 +49,7 @@ def _windows(
         more = sum(entry.length for entry in item)
         if window and (len(window) == length or size + more > max_bytes):
             yield window
-            window, size, length = [], 0, growth * length
+            window, size, length = [], 0, min(growth * length, MAX_STEPS_AT_ONCE)
         window.append(item)
         size += more
     if window:
