@@ -1,5 +1,6 @@
 """A small VAE of each class with random weights, and what its ranks should have to send."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import diffusers
@@ -8,6 +9,10 @@ from torch import nn
 
 from ttv_train.encoders.vae.diffusers import GEOMETRIES, LatentGeometry
 from ttv_train.encoders.vae.split import TIME
+from ttv_train.parallel.sequence.shapes import split_sizes
+
+Call = tuple[nn.Module, tuple[int, ...]]
+"""Of a layer, with the shape of its input."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "AutoencoderKLCogVideoX": {
@@ -50,10 +55,7 @@ def halo_bytes(vae: Any, geometry: LatentGeometry, video: torch.Tensor, dim: int
     """
     calls = _record(vae, video)
     if dim == TIME:
-        if type(vae).__name__ == "AutoencoderKLHunyuanVideo":
-            clips = [shape[2] for module, shape in calls if module is vae.encoder]
-        else:
-            clips = [video.shape[2]]
+        clips = _lengths(vae, video, calls)
         borders = sum(min(degree, (frames - 1) // geometry.temporal_factor + 1) - 1 for frames in clips)
         convs = {id(module): (module, shape) for module, shape in calls if _is_causal(module)}
         per_border = sum(
@@ -76,6 +78,26 @@ def halo_bytes(vae: Any, geometry: LatentGeometry, video: torch.Tensor, dim: int
     return borders * elements * video.element_size()
 
 
+def largest_share(vae: Any, geometry: LatentGeometry, video: torch.Tensor, dim: int, degree: int) -> float:
+    """The part of the frames or rows at work that the rank with most of them holds; ranges are whole latent positions.
+
+    The first latent frame is one frame, every other one `temporal_factor` of them.
+    """
+    if dim != TIME:
+        rows = video.shape[3] // geometry.spatial_factor
+        return split_sizes(rows, degree)[0] / rows
+    frames, factor = max(_lengths(vae, video, _record(vae, video))), geometry.temporal_factor
+    first, *others = split_sizes((frames - 1) // factor + 1, degree)
+    return max(1 + (first - 1) * factor, *(size * factor for size in others), 0) / frames
+
+
+def _lengths(vae: Any, video: torch.Tensor, calls: Sequence[Call]) -> list[int]:
+    """Frames of the pieces of a clip that ranks share along time: HunyuanVideo's tiles, or the clip."""
+    if type(vae).__name__ == "AutoencoderKLHunyuanVideo":
+        return [shape[2] for module, shape in calls if module is vae.encoder]
+    return [video.shape[2]]
+
+
 def _conv(module: Any) -> nn.Conv3d:
     return module if isinstance(module, nn.Conv3d) else module.conv
 
@@ -84,9 +106,9 @@ def _is_causal(module: nn.Module) -> bool:
     return type(module).__name__.endswith("CausalConv3d")
 
 
-def _record(vae: Any, video: torch.Tensor) -> list[tuple[nn.Module, tuple[int, ...]]]:
+def _record(vae: Any, video: torch.Tensor) -> list[Call]:
     """Every call of a layer of the plain encoder with the shape of its input; frames carried along count."""
-    calls: list[tuple[nn.Module, tuple[int, ...]]] = []
+    calls: list[Call] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shape = list(args[0].shape)

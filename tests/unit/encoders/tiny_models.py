@@ -10,30 +10,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from ttv_train.verify.tiny_vaes import SETTINGS
+
 TINY_VAES = {
-    "AutoencoderKLCogVideoX": {
-        "block_out_channels": (8, 8, 8, 8),
-        "latent_channels": 4,
-        "layers_per_block": 1,
-        "norm_num_groups": 2,
-        "scaling_factor": 0.7,
-    },
-    "AutoencoderKLHunyuanVideo": {
-        "block_out_channels": (8, 8, 8, 8),
-        "latent_channels": 4,
-        "layers_per_block": 1,
-        "norm_num_groups": 4,
-    },
+    **SETTINGS,
+    "AutoencoderKLCogVideoX": {**SETTINGS["AutoencoderKLCogVideoX"], "scaling_factor": 0.7},
     "AutoencoderKLLTXVideo": {
-        "block_out_channels": (8, 8, 8, 8),
-        "decoder_block_out_channels": (8, 8, 8, 8),
-        "latent_channels": 8,
-        "layers_per_block": (1, 1, 1, 1, 1),
-        "decoder_layers_per_block": (1, 1, 1, 1, 1),
+        **SETTINGS["AutoencoderKLLTXVideo"],
         "spatio_temporal_scaling": (True, True, False, False),
         "decoder_spatio_temporal_scaling": (True, True, False, False),
     },
-    "AutoencoderKLWan": {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
+    "AutoencoderKLWan": {**SETTINGS["AutoencoderKLWan"], "base_dim": 4},
 }
 
 WORDS = ("a", "dog", "lies", "on", "the", "floor", "rabbit", "wakes")

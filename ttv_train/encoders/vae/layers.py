@@ -40,14 +40,22 @@ def causal_conv(
     if split.dim == ROWS and k_h > 1:
         x, pad_h = split.padded(x, pad_h, k_h - stride[1] - pad_h, space_mode), 0
     missing = k_t - 1 - (0 if past is None else past.shape[TIME]) if is_padded else 0
+    before = x[:, :, :0]
     if k_t > 1 and isinstance(split, TimeSplit):
-        x = split.causal(x, k_t - stride[0], _past_padding(x, missing, time_mode))
+        before = split.preceding(x, k_t - stride[0], _past_padding(x, missing, time_mode))
     elif missing > 0:
-        x = torch.cat([_past_padding(x, missing, time_mode), x], TIME)
-    if x.shape[TIME] < k_t:
+        before = _past_padding(x, missing, time_mode)
+    length = before.shape[TIME]
+    if length + x.shape[TIME] < k_t:
         return x.new_empty(x.shape[0], conv.out_channels, 0, *x.shape[3:])
     if space_mode == "replicate" and (pad_h or pad_w):
-        x, pad_h, pad_w = F.pad(x, (pad_w, pad_w, pad_h, pad_h, 0, 0), mode="replicate"), 0, 0
+        # One copy of x for all of its padding.
+        x = F.pad(x, (pad_w, pad_w, pad_h, pad_h, length, 0), mode="replicate")
+        x[:, :, :length] = F.pad(before, (pad_w, pad_w, pad_h, pad_h, 0, 0), mode="replicate")
+        pad_h = pad_w = 0
+    elif length:
+        x = torch.cat([before, x], TIME)
+    del before  # It is in x now, and the convolution is where memory peaks.
     return F.conv3d(x, conv.weight, conv.bias, stride, (0, pad_h, pad_w), conv.dilation, conv.groups)
 
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ttv_train.encoders.vae.layer_tables import TABLES, LayerTable
-from ttv_train.encoders.vae.split import ROWS, TIME, Split, TimeSplit, even_sizes
+from ttv_train.encoders.vae.split import ROWS, TIME, Split, TimeSplit
+from ttv_train.parallel.sequence.shapes import split_sizes
 
 
 class ParallelEncoder:
@@ -68,7 +69,7 @@ class ParallelEncoder:
 
     def _encode_rows(self, forward: Callable[..., Any], latent_rows: int, x: torch.Tensor, **state: Any) -> Any:
         """`vae.encoder` on this rank's rows; `state` is what the VAE carries between its frame batches."""
-        split = Split(ROWS, even_sizes(latent_rows, self._degree), self._group)
+        split = Split(ROWS, split_sizes(latent_rows, self._degree), self._group)
         start, stop = (sum(split.sizes[:end]) * (x.shape[ROWS] // latent_rows) for end in (split.rank, split.rank + 1))
         part: Any = None
         new_state: Any = None
@@ -86,7 +87,7 @@ class ParallelEncoder:
         done, previous = 0, None
         rounds = self._rounds(x.shape[TIME])
         for number, batches in enumerate(rounds):
-            sizes = even_sizes(batches[-1], self._degree)
+            sizes = split_sizes(batches[-1], self._degree)
             split = TimeSplit(sizes, self._group, previous, number == len(rounds) - 1, batches)
             first = done + sum(sizes[: split.rank])
             part: Any = None

@@ -37,12 +37,6 @@ class Segment:
     ranks: Sequence[int]
 
 
-def even_sizes(total: int, degree: int) -> list[int]:
-    """`total` positions dealt to `degree` ranks in order, the first ones getting one more where it does not divide."""
-    share, extra = divmod(total, degree)
-    return [share + (rank < extra) for rank in range(degree)]
-
-
 class Split:
     """The part of a clip that this rank of `group` holds.
 
@@ -196,8 +190,8 @@ class TimeSplit(Split):
     def has_first_frame(self) -> bool:
         return self.rank == 0 and self._carried is None
 
-    def causal(self, x: torch.Tensor, before: int, padding: torch.Tensor) -> torch.Tensor:
-        """`x` with the `before` frames that precede it; `padding` (B, C, *, H, W) precedes the clip's first frame."""
+    def preceding(self, x: torch.Tensor, before: int, padding: torch.Tensor) -> torch.Tensor:
+        """The `before` frames that precede x; `padding` (B, C, *, H, W) if it starts with the clip's first frame."""
         layer, self._num_layers = self._num_layers, self._num_layers + 1
         next_rank = (self.rank + 1) % len(self.active)
         passes_on = self.rank != self.active[-1] or not self._is_last_round
@@ -217,9 +211,8 @@ class TimeSplit(Split):
             halo = _empty(x, TIME, before)
             sending = self._transfer(sends, [(halo, self.rank - 1)], HALO)
         sending.wait()
-        extended = torch.cat([halo, x], TIME)
         if tail is None:
-            tail = extended.narrow(TIME, extended.shape[TIME] - before, before).contiguous()
+            tail = torch.cat([halo[:, :, halo.shape[TIME] + x.shape[TIME] - before :], x], TIME)
             if remote:
                 self._transfer([(tail, next_rank)], [], HALO).wait()
         if self.rank == 0 and not self._is_last_round:
@@ -229,7 +222,7 @@ class TimeSplit(Split):
                 arriving_halo = _empty(x, TIME, before)
                 arriving = self._transfer([], [(arriving_halo, self.active[-1])], HALO)
                 self._kept.append((arriving_halo, arriving))
-        return extended
+        return halo
 
     def segments(self, x: torch.Tensor) -> list[Segment]:
         """The VAE's frame batches within `x`, each with the ranks that hold some of it."""

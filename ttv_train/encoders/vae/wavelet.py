@@ -8,8 +8,9 @@ import torch.distributed as dist
 from ttv_train.config import WaveletVaeConfig
 from ttv_train.encoders.fingerprint import fingerprint
 from ttv_train.encoders.vae.base import LatentDistribution, LatentNormalization, check_bucket
-from ttv_train.encoders.vae.split import ROWS, TIME, Split, even_sizes
+from ttv_train.encoders.vae.split import ROWS, TIME, Split
 from ttv_train.errors import UserError
+from ttv_train.parallel.sequence.shapes import split_sizes
 
 VERSION = 1
 
@@ -37,7 +38,7 @@ class WaveletVae:
     for blocks of 2 x 8 x 8 pixels:
 
         channels    12      24      48      96      192     384
-        PSNR (dB)   @PSNR@
+        PSNR (dB)   20.6    22.5    25.7    30.5    44.0    147.0
 
     It compresses without any knowledge of what video looks like, and its high bands are hard to predict. Use it for
     tests and demonstrations, not for the quality of a model.
@@ -87,7 +88,7 @@ class WaveletVae:
             return LatentDistribution(self._bands(video), None)
         # Blocks do not overlap, so a rank needs nothing of the others.
         dim, factor = (TIME, self.temporal_factor) if self._mode == "time" else (ROWS, self.spatial_factor)
-        split = Split(dim, even_sizes(video.shape[dim] // factor, dist.get_world_size(self._group)), self._group)
+        split = Split(dim, split_sizes(video.shape[dim] // factor, dist.get_world_size(self._group)), self._group)
         start, length = sum(split.sizes[: split.rank]) * factor, split.sizes[split.rank] * factor
         part = None if split.is_idle else self._bands(video.narrow(dim, start, length))
         return LatentDistribution(split.gather_latents(part, self._temporal.to(self._dtype)), None)
