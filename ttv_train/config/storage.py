@@ -67,7 +67,7 @@ class StorageConfig(Section):
 
     under_stores: dict[str, str] = {}
     """What Alluxio holds, by its path in the under-store: {/mnt/alluxio: s3://bucket}. What Alluxio cannot give is read
-    from there, counted and logged. `alluxio://` URLs need it."""
+    from there, counted and logged. `alluxio://` and `alluxio+etcd://` URLs need it."""
     profiles: dict[str, str] = {}
     """AWS profile (credentials, endpoint) by the start of the URL it serves: {s3://bucket: training}."""
     http_hosts: list[str] = []
@@ -98,7 +98,9 @@ class StorageConfig(Section):
     prefetch_mib: int = Field(1024, ge=1)
     """MiB of samples that a process reads ahead, at most."""
     alluxio_page_bytes: int = Field(2**20, ge=1)
-    """The workers' `alluxio.worker.page.store.page.size`, for `alluxio://`."""
+    """The workers' `alluxio.worker.page.store.page.size`, for `alluxio://` and `alluxio+etcd://`."""
+    alluxio_cluster: str = Field("DefaultAlluxioCluster", pattern=r"^[A-Za-z0-9._-]+$")
+    """The servers' `alluxio.cluster.name`, under which the workers register in the etcd of `alluxio+etcd://`."""
     alluxio_metrics: list[str] = []
     """The workers' metrics pages, such as http://worker-1:30000/metrics/json/. They tell which part of the bytes
     Alluxio had in its cache; without them, all that Alluxio gave counts as a hit."""

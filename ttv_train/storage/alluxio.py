@@ -1,8 +1,8 @@
 """Alluxio 3.x (DORA): the REST pages that its workers serve on port 28080.
 
-``alluxio://worker-1:28080,worker-2:28080/path``; one host name that resolves to several addresses, such as a headless
-service of Kubernetes, stands for all of them. `storage.under_stores` says where the same path lies in the under-store:
-a worker knows a file by the SHA-256 of its URI there.
+``alluxio://worker-1:28080,worker-2:28080/path`` or ``alluxio+etcd://etcd-1:2379/path``, see `membership`.
+`storage.under_stores` says where the same path lies in the under-store: a worker knows a file by the SHA-256 of its URI
+there.
 
 Protocol, read from the published 312 and 313 servers:
 
@@ -12,30 +12,25 @@ Protocol, read from the published 312 and 313 servers:
 """
 
 import hashlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
-from ttv_train.errors import UserError
 from ttv_train.storage.base import Door, check_object_name
 from ttv_train.storage.breaker import CircuitBreaker
 from ttv_train.storage.counters import counters
 from ttv_train.storage.failures import DamagedReadError, HttpStatusError, kind_of
 from ttv_train.storage.http_client import HttpClient
 from ttv_train.storage.layer import PassThrough
+from ttv_train.storage.membership import Membership, Worker, base_url
 from ttv_train.storage.ranges import Content
 
-DEFAULT_PORT = 28080
 WORKERS_PER_PAGE = 3
 """Workers that are asked for a page before the under-store is: its owner is among the first of the ring, or has just
 left."""
 MEMBERSHIP_SECONDS = 30.0
 """Between two look-ups of the workers' addresses."""
 LOAD_POLL_SECONDS = 0.5
-
-Worker = tuple[str, int]
 
 
 class AlluxioStore(PassThrough[Door]):
@@ -46,18 +41,17 @@ class AlluxioStore(PassThrough[Door]):
 
     Args:
         url: ``alluxio://HOST:PORT[,HOST:PORT...]/PATH``
+        membership: of its workers.
         under_store: the door to the same objects in the under-store, with its own credentials.
         page_bytes: the workers' ``alluxio.worker.page.store.page.size``.
         timeout_seconds: of one request.
         load_timeout_seconds: how long `warm` waits for a load job.
-
-    Raises:
-        UserError: the URL has no host.
     """
 
     def __init__(
         self,
         url: str,
+        membership: Membership,
         under_store: Door,
         *,
         page_bytes: int,
@@ -68,7 +62,7 @@ class AlluxioStore(PassThrough[Door]):
         super().__init__(under_store)
         self.url, self.tier = url, "alluxio"
         self._page_bytes, self._load_timeout_seconds, self._clock = page_bytes, load_timeout_seconds, clock
-        self._hosts = _parse_hosts(url)
+        self._membership = membership
         self._client = HttpClient(timeout_seconds)
         self._lock = threading.Lock()
         self._workers: list[Worker] = []
@@ -126,8 +120,8 @@ class AlluxioStore(PassThrough[Door]):
     def _from_workers(self, name: str, number: int, start: int, length: int) -> bytearray | None:
         """A part of a page, from the first worker that has it; None if no worker gives it whole."""
         file_id = self._file_id(name)
-        for worker in self._ring(f"{file_id}/{number}")[:WORKERS_PER_PAGE]:
-            url = f"{_base(worker)}/v1/file/{file_id}/page/{number}?offset={start}&length={length}"
+        for worker in self._ring(self._uri(name), number)[:WORKERS_PER_PAGE]:
+            url = f"{base_url(worker)}/v1/file/{file_id}/page/{number}?offset={start}&length={length}"
             try:
                 content = self._client.get(url)
                 if len(content) != length:
@@ -144,16 +138,15 @@ class AlluxioStore(PassThrough[Door]):
             return content
         return None
 
-    def _ring(self, key: str) -> list[Worker]:
-        """Workers in the order in which they are asked: rendezvous hashing, so that a worker that comes or goes moves
-        its own pages only; those with an open circuit last are left out."""
+    def _ring(self, uri: str, page: int) -> list[Worker]:
+        """Workers in the order in which they are asked, without those whose circuit is open."""
         workers = [worker for worker in self._members() if self._breaker(worker).allows()]
-        return sorted(workers, key=lambda worker: hashlib.sha256(f"{worker}{key}".encode()).digest())
+        return self._membership.order(workers, uri, page)
 
     def _members(self) -> list[Worker]:
         with self._lock:
             if self._clock() >= self._look_up_at:
-                found = {worker for host in self._hosts for worker in _addresses(host)}
+                found = self._membership.look_up()
                 if found or not self._workers:  # a name service that is down takes no worker away
                     self._workers = sorted(found)
                 self._look_up_at = self._clock() + MEMBERSHIP_SECONDS
@@ -164,40 +157,17 @@ class AlluxioStore(PassThrough[Door]):
             return self._breakers.setdefault(worker, CircuitBreaker(self._clock))
 
     def _file_id(self, name: str) -> str:
-        return hashlib.sha256(f"{self.inner.url.rstrip('/')}/{check_object_name(name)}".encode()).hexdigest()
+        return hashlib.sha256(self._uri(name).encode()).hexdigest()
+
+    def _uri(self, name: str) -> str:
+        return f"{self.inner.url.rstrip('/')}/{check_object_name(name)}"
 
     def _load(self, name: str, operation: str) -> str:
-        path = f"{self.inner.url.rstrip('/')}/{check_object_name(name)}"
-        return self._ask_any(f"/v1/load?path={path}&opType={operation}").decode(errors="replace")
-
-    def _ask_any(self, request: str) -> bytearray:
+        request = f"/v1/load?path={self._uri(name)}&opType={operation}"
         failure: OSError = ConnectionError(f"{self.url} has no worker")
-        for worker in self._ring(request):
+        for worker in self._ring(self._uri(name), 0):
             try:
-                return self._client.get(_base(worker) + request)
+                return self._client.get(base_url(worker) + request).decode(errors="replace")
             except OSError as error:
                 failure = error
         raise failure
-
-
-def _parse_hosts(url: str) -> list[Worker]:
-    hosts = []
-    for part in urlsplit(url).netloc.split(","):
-        host, _, port = part.rpartition(":") if ":" in part else (part, "", str(DEFAULT_PORT))
-        if not host or not port.isdigit():
-            raise UserError(f"{url!r} is not alluxio://HOST:PORT[,HOST:PORT...]/PATH; the port is 28080 by default")
-        hosts.append((host, int(port)))
-    return hosts
-
-
-def _addresses(worker: Worker) -> list[Worker]:
-    host, port = worker
-    try:
-        return [(str(info[4][0]), port) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    except OSError:
-        return []
-
-
-def _base(worker: Worker) -> str:
-    host, port = worker
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""Ranged GETs of which every length is checked, and which end in time."""
+"""Requests of which every length is checked, and which end in time."""
 
 import time
 
@@ -40,19 +40,29 @@ class HttpClient:
         end = "" if length is None else str(offset + length - 1)
         wants_range = offset > 0 or length is not None
         wanted = {"Range": f"bytes={offset}-{end}"} if wants_range else {}
-        try:
-            response = self._pool.request("GET", url, headers={**(headers or {}), **wanted}, preload_content=False)
-            content = self._body(response, url)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _unwrapped(error) from None
-        check_status(response, url)
-        if response.status == 416:
+        status, content = self._request("GET", url, {**(headers or {}), **wanted})
+        if status == 416:
             return bytearray()
-        if wants_range and response.status == 200:  # a server that does not know ranges has sent everything
+        if wants_range and status == 200:  # a server that does not know ranges has sent everything
             content = content[offset:] if length is None else content[offset : offset + length]
         if length is not None and len(content) > length:
             raise DamagedReadError("long", f"{len(content)} bytes came of {length} asked for")
         return content
+
+    def post(self, url: str, json_body: bytes) -> bytearray:
+        """What the server answers. Raises OSError as `get` does."""
+        return self._request("POST", url, {"Content-Type": "application/json"}, json_body)[1]
+
+    def _request(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None = None
+    ) -> tuple[int, bytearray]:
+        try:
+            response = self._pool.request(method, url, headers=headers, body=body, preload_content=False)
+            content = self._body(response, url)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _unwrapped(error) from None
+        check_status(response, url)
+        return response.status, content
 
     def _body(self, response: urllib3.BaseHTTPResponse, url: str) -> bytearray:
         deadline = time.monotonic() + self._timeout_seconds

@@ -17,6 +17,7 @@ from ttv_train.storage.fallback import FallbackReads
 from ttv_train.storage.fsspec_store import FsspecStore
 from ttv_train.storage.integrity import VerifiedReads
 from ttv_train.storage.local_tier import LocalTier
+from ttv_train.storage.membership import EtcdWorkers, NamedWorkers
 from ttv_train.storage.mounts import is_alluxio_mount
 from ttv_train.storage.posix import PosixStore
 from ttv_train.storage.retry import RetriedReads
@@ -67,12 +68,13 @@ def open_door(url: str, config: StorageConfig) -> Door:
         raise UserError(f"a {shown}:// URL holds credentials or a query; give them by environment or provider files")
     protocol = urlsplit(url).scheme if "://" in url else ""
     profile = next((name for prefix, name in config.profiles.items() if url.startswith(prefix)), None)
-    if protocol == "alluxio":
+    if protocol in ("alluxio", "alluxio+etcd"):
         target = under_store_url(url, config)
         if target is None:
             raise UserError(f"{url} needs its under-store: set storage.under_stores to {{{url}: s3://BUCKET/PATH}}")
         return AlluxioStore(
             url,
+            NamedWorkers(url) if protocol == "alluxio" else EtcdWorkers(url, config.alluxio_cluster),
             open_door(target, config),
             page_bytes=config.alluxio_page_bytes,
             timeout_seconds=config.timeout_seconds,

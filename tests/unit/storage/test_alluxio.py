@@ -9,7 +9,6 @@ import pytest
 from tests.alluxio_double import PAGE_BYTES, Worker, broken_off, dropped, short, stale, status, trickle
 from tests.unit.storage.doors import part
 from ttv_train.config import StorageConfig
-from ttv_train.errors import UserError
 from ttv_train.storage import alluxio, open_store
 from ttv_train.storage.breaker import FAILURES
 from ttv_train.storage.counters import counters, difference
@@ -118,7 +117,7 @@ def test_a_closed_connection_is_read_elsewhere(store, workers, counted):
 
 def test_workers_that_are_down_are_left_out_after_a_while(store, workers, counted, url, tmp_path):
     door = open_door(f"{url}/set", make_config(url, tmp_path))
-    _, first_port = door._ring(f"{door._file_id('a.tar')}/0")[0]
+    _, first_port = door._ring(door._uri("a.tar"), 0)[0]
     for worker in sorted(workers, key=lambda worker: worker.port != first_port)[:2]:
         worker.stop()
     for _ in range(FAILURES):
@@ -149,7 +148,7 @@ def test_the_list_of_workers_follows_the_name_service(workers, tmp_path, monkeyp
             raise socket.gaierror
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, arguments[0])) for address in members]
 
-    monkeypatch.setattr(alluxio.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     url = f"alluxio://workers.local:{workers[0].port}"
     door = open_door(f"{url}/set", make_config(url, tmp_path))
     now = [0.0]
@@ -167,9 +166,9 @@ def test_the_list_of_workers_follows_the_name_service(workers, tmp_path, monkeyp
 
 def test_a_worker_that_joins_takes_pages_over_and_moves_no_others(url, tmp_path, workers):
     door = open_door(url, make_config(url, tmp_path))
-    before = {key: door._ring(str(key)) for key in range(200)}
+    before = {key: door._ring("file:///a", key) for key in range(200)}
     door._workers = door._workers[:2]
-    after = {key: door._ring(str(key)) for key in range(200)}
+    after = {key: door._ring("file:///a", key) for key in range(200)}
     assert all(after[key] == [worker for worker in before[key] if worker in door._workers] for key in before)
     assert {ring[0] for ring in before.values()} == {("127.0.0.1", worker.port) for worker in workers}
 
@@ -190,9 +189,3 @@ def test_writes_go_to_the_under_store(store, tmp_path):
     assert not store.put_if_absent("b.tar", b"other")
     store.delete("b.tar")
     assert not (tmp_path / "set/b.tar").exists()
-
-
-def test_hosts_without_a_port_have_the_default_one():
-    assert alluxio._parse_hosts("alluxio://one,two:99/path") == [("one", 28080), ("two", 99)]
-    with pytest.raises(UserError, match="HOST:PORT"):
-        alluxio._parse_hosts("alluxio:///path")
