@@ -57,7 +57,7 @@ _workers: list[_Worker] = []
 _folder = tempfile.TemporaryDirectory(prefix="ttv-train-ranks-")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -164,7 +164,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
     _ensure_workers(world_size)
     workers = _workers[:world_size]
     store = str(Path(_folder.name) / f"store-{time.monotonic_ns()}")
-    port = _free_port()
+    port = free_port()
     for rank, worker in enumerate(workers):
         worker.connection.send_bytes(pickle.dumps(_Job(function, args, rank, world_size, store, port, timeout)))
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config
 from tests.harness import RankError, run_ranks
+from tests.unit.data.test_loader import keys, make_loader
+from tests.unit.encoders.tiny_models import save_vae
+from ttv_train import encode
+from ttv_train.config import DiffusersVaeConfig, RunConfig, VaeParallelConfig
 from ttv_train.data import clip_reader, online
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.sample_messages import pack_results
-from ttv_train.data.shards import LatentSample
+from ttv_train.data.shards import LatentSample, LatentStore, pack_sample
 
 
 class FailingDecoder(FakeDecoder):
@@ -48,6 +53,48 @@ def test_a_group_reads_what_one_process_reads(mode, degree, world_size, tmp_path
     assert [reason is None for _, reason, _ in alone[0]["results"]] == [True, True, True, False, True, True]
     found = run_ranks(world_size, read_all, tmp_path, {"mode": mode, "degree": degree}, world_size)
     assert found == [alone] * world_size
+
+
+WAN_CLIPS = [replace(make_clip(number), bucket=(9, 16, 24)) for number in range(3)]
+
+
+def wan_config(folder: Path) -> RunConfig:
+    sections = {"dataset": {"buckets": ["9x16x24"]}, "parallel": {"sequence": {"scheme": "ulysses", "degree": 2}}}
+    parallel = VaeParallelConfig(mode="time", degree=2)
+    vae = DiffusersVaeConfig(kind="diffusers", path=str(folder / "wan"), parallel=parallel)
+    return make_config(folder, **sections).model_copy(update={"vae": vae})
+
+
+def encode_offline(rank: int, world_size: int, folder: Path) -> dict[str, bytes]:
+    encode.ClipDecoder, encode.list_clips = FakeDecoder, fake_list_clips(WAN_CLIPS)
+    config = wan_config(folder)
+    encode.encode_dataset(config, torch.device("cpu"))
+    store = LatentStore.open(config.latents.path)
+    return {entry.key: pack_sample(store.read(entry)) for entry in store.entries}
+
+
+def encode_online(rank: int, world_size: int, folder: Path) -> dict[str, bytes]:
+    clip_reader.ClipDecoder, online.list_clips = FakeDecoder, fake_list_clips(WAN_CLIPS)
+    with closing(online.open_online(wan_config(folder), torch.device("cpu"), writes=False)) as dataset:
+        return {entry.key: pack_sample(dataset.read(entry)) for entry in dataset.entries}
+
+
+def test_a_group_makes_the_bits_of_the_offline_job(tmp_path):
+    """Of a VAE with halos and norms across ranks, in half precision."""
+    save_vae(tmp_path / "wan", "AutoencoderKLWan")
+    stored = run_ranks(2, encode_offline, tmp_path)
+    assert len(stored[0]) == len(WAN_CLIPS)
+    assert run_ranks(2, encode_online, tmp_path) == stored
+
+
+def load(rank: int, world_size: int, folder: Path, parallel: dict, degree: int) -> list[list[str]]:
+    with closing(open_dataset(folder, parallel, degree)) as dataset:
+        return keys(make_loader(dataset, global_batch_size=2), 0, 6)
+
+
+def test_a_bad_clip_is_replaced_alike_on_all_ranks(tmp_path):
+    (alone,) = run_ranks(1, load, tmp_path, {}, 1)
+    assert run_ranks(2, load, tmp_path, {"mode": "space", "degree": 2}, 2) == [alone, alone]
 
 
 def read_until_it_fails(rank: int, world_size: int, folder: Path) -> str:

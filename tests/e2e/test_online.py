@@ -2,11 +2,13 @@
 
 import json
 import signal
+import subprocess
 
 import pytest
 
-from tests.e2e.conftest import launch, losses
+from tests.e2e.conftest import REPOSITORY, command, environment, launch, losses
 from tests.e2e.test_resume import start, steps_done, wait_for, workers
+from tests.harness import free_port
 
 ONLINE = ("--latents.online", "true", "--latents.path", "absent")
 SEQUENCE = ("--parallel.sequence.scheme", "ulysses", "--parallel.sequence.degree", "2")
@@ -64,3 +66,32 @@ def test_sigterm_to_all_ranks_ends_the_run_with_a_checkpoint(mode, encoded, tmp_
     assert process.returncode == 0, errors
     assert "stopped by SIGTERM" in errors
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("victim", "witness", "message"), [(2, 0, "an encoder rank is gone"), (1, 2, "a rank that trains is gone")]
+)
+def test_a_rank_that_dies_ends_all_ranks(victim, witness, message, encoded, tmp_path):
+    """Without a launcher that would end them."""
+    arguments = ["train", "--config", str(encoded), *ONLINE, *APART, "--output_dir", str(tmp_path)]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
+    ranks = [
+        subprocess.Popen(
+            command(1, *arguments, "--training.steps", "2000"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment(), **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=REPOSITORY,
+        )
+        for rank in range(3)
+    ]
+    try:
+        wait_for(lambda: steps_done(tmp_path) >= 2, ranks[0], "step 2")
+        ranks[victim].send_signal(signal.SIGKILL)
+        errors = {rank: process.communicate(timeout=40)[1] for rank, process in enumerate(ranks) if rank != victim}
+    finally:
+        for process in ranks:
+            process.kill()
+    assert all(ranks[rank].returncode not in (0, -signal.SIGKILL) for rank in errors), errors
+    assert message in errors[witness]
