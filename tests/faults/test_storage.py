@@ -84,7 +84,7 @@ def test_a_store_that_fails_in_every_way_gives_the_right_batches(worker, encoded
     assert CANARY not in done.stdout + done.stderr
 
 
-def test_a_store_that_is_down_for_a_while_is_waited_for(worker, encoded, expected, tmp_path):
+def test_a_store_that_is_down_for_a_minute_is_waited_for(worker, encoded, expected, tmp_path):
     run = tmp_path / "run"
     arguments = train_arguments(encoded, run, f"alluxio+s3://127.0.0.1:{worker.port}/latents")
     process = subprocess.Popen(command(2, *arguments), cwd=REPOSITORY, env=environment())
@@ -92,7 +92,7 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(worker, encoded, expecte
         assert process.poll() is None
         time.sleep(0.01)
     worker.stop()
-    time.sleep(6)
+    time.sleep(60)
     revived = Worker(worker.root, port=worker.port)
     try:
         assert process.wait(120) == 0
