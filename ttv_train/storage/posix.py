@@ -7,9 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ttv_train.storage.base import check_object_name, refused_write
+from ttv_train.storage.buffers import BufferPool
 from ttv_train.storage.exclusive import take_name
 from ttv_train.storage.handles import FileHandles
 from ttv_train.storage.partial import PARTIAL_PREFIX, partial_file
@@ -19,6 +18,8 @@ LARGEST_READ = 64 * 2**20
 """Memory is taken before a read, and a wrong length may be any number: a longer one is compared with the file's."""
 PARTIAL_LIFETIME_SECONDS = 3600.0
 """A partial file that nobody has written to for so long belongs to a writer that was killed."""
+
+_buffers = BufferPool()
 
 
 class PosixStore:
@@ -112,10 +113,10 @@ class PosixStore:
 
 
 def read_exactly(descriptor: int, offset: int, length: int) -> memoryview:
-    """`length` bytes, or fewer where the file ends before, in memory that the caller owns."""
+    """`length` bytes, or fewer where the file ends before, in memory that is the caller's alone."""
     if length > LARGEST_READ:
         length = min(length, max(0, os.fstat(descriptor).st_size - offset))
-    content, position = np.empty(length, dtype=np.uint8).data, 0
+    content, position = _buffers.take(length), 0
     while position < length:  # the kernel may give less than it is asked for
         count = os.preadv(descriptor, [content[position : position + LARGEST_READ]], offset + position)
         if count == 0:
