@@ -27,7 +27,9 @@ def read_ahead(
     pending: deque[tuple[Future[list[SampleResult]], list[int]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read-ahead")
     try:
-        for window in _windows(plan, max_bytes // (workers + 1), growth=2 if dataset.joins_reads else 1):
+        for window in _windows(
+            plan, max_bytes // (workers + 1), doubled_after=workers if dataset.joins_reads else None
+        ):
             if len(pending) == workers:
                 yield from _items(*pending.popleft())
             entries = [entry for item in window for entry in item]
@@ -39,17 +41,19 @@ def read_ahead(
 
 
 def _windows(
-    plan: Iterable[Sequence[LatentEntry]], max_bytes: int, growth: int
+    plan: Iterable[Sequence[LatentEntry]], max_bytes: int, doubled_after: int | None
 ) -> Iterator[list[Sequence[LatentEntry]]]:
-    """Items that are read together: the first one alone, since training waits for it, then `growth` times as many each
-    time as before."""
+    """Items that are read together: single ones, since training waits for the first, then twice as many after every
+    `doubled_after` windows; None means single ones always."""
     window: list[Sequence[LatentEntry]] = []
-    size, length = 0, 1
+    size, length, number = 0, 1, 0
     for item in plan:
         more = sum(entry.length for entry in item)
         if window and (len(window) == length or size + more > max_bytes):
             yield window
-            window, size, length = [], 0, min(growth * length, MAX_STEPS_AT_ONCE)
+            window, size, number = [], 0, number + 1
+            if doubled_after and number % doubled_after == 0:
+                length = min(2 * length, MAX_STEPS_AT_ONCE)
         window.append(item)
         size += more
     if window:
