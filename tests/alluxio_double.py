@@ -5,14 +5,17 @@ The pages follow the servers 312 and 313: a page that is not cached, and any err
 answer; only `/`, `:` and `?` are unescaped in paths.
 """
 
+import contextlib
 import hashlib
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
+from typing import Any
 
 PAGE_BYTES = 64 * 1024
 
@@ -65,6 +68,13 @@ def short(answer: Answer) -> None:
         answer.announced = len(answer.body)
 
 
+def long(answer: Answer) -> None:
+    """The first attempt is complete in itself, and longer than what was asked for."""
+    if answer.attempt == 0:
+        answer.body += b"more"
+        answer.announced = len(answer.body)
+
+
 def stale(answer: Answer) -> None:
     """The first attempt gives other bytes of the same length."""
     if answer.attempt == 0:
@@ -75,6 +85,27 @@ def trickle(answer: Answer) -> None:
     """The first attempt comes at 1 KB/s."""
     if answer.attempt == 0:
         answer.bytes_per_second = 1024.0
+
+
+class _Server(ThreadingHTTPServer):
+    """Knows its open connections, to break them off."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away in the middle are none."""
 
 
 class Worker:
@@ -92,15 +123,17 @@ class Worker:
         self.evicted: set[tuple[str, int | None]] = set()
         self.requests: Counter[str] = Counter()
         self._lock = Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", port), self._handler())
         self.port = self._server.server_address[1]
         Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
-        """The worker is gone: connections are refused."""
+        """The worker is gone: its connections break off, new ones are refused."""
         self._server.shutdown()
         self._server.server_close()
+        for connection in list(self._server.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def answer(self, path: str, query: dict[str, str], byte_range: str | None) -> Answer:
         """What the worker says. Raises DroppedError, or anything for what the real one has no answer to."""

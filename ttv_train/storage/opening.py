@@ -39,8 +39,7 @@ def open_store(url: str, config: StorageConfig | None = None) -> Store:
     """
     config = config or StorageConfig()
     door = open_door(url, config)
-    # The workers' pages are read through from the under-store anyway.
-    fallback = None if isinstance(door, AlluxioStore) else under_store_url(url, config)
+    fallback = under_store_url(url, config)
     store = _with_layers(door, config, fail_fast=fallback is not None)
     if fallback is not None:
         secondary = open_door(fallback, config)

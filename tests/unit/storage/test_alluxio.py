@@ -1,12 +1,16 @@
 """The client of Alluxio's REST pages, against a double of the workers."""
 
 import os
+import random
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tests.alluxio_double import PAGE_BYTES, Worker, broken_off, dropped, short, stale, status, trickle
+from tests.alluxio_double import PAGE_BYTES, Answer, Worker, broken_off, dropped, long, short, stale, status, trickle
 from tests.unit.storage.doors import part
 from ttv_train.config import StorageConfig
 from ttv_train.storage import alluxio, open_store
@@ -15,6 +19,10 @@ from ttv_train.storage.counters import counters, difference
 from ttv_train.storage.opening import open_door
 
 CONTENT = os.urandom(5 * PAGE_BYTES + 1000)
+
+
+def slow(answer: Answer) -> None:
+    time.sleep(0.01)
 
 
 @pytest.fixture
@@ -96,6 +104,7 @@ def test_a_page_that_another_worker_holds_is_found(store, workers, counted):
         (status(413), "http_413"),
         (broken_off, "short"),
         (short, "short"),
+        (long, "long"),
         (stale, "corrupt"),
         (trickle, "timeout"),
     ],
@@ -106,6 +115,45 @@ def test_faults_are_counted_and_never_data(store, workers, counted, fault, kind)
     wanted = [part(PAGE_BYTES * i, 20_000, "a.tar", CONTENT) for i in range(2)]
     assert store.read_many(wanted) == [CONTENT[PAGE_BYTES * i :][:20_000] for i in range(2)]
     assert counted()["errors"][kind] > 0
+
+
+def test_an_object_overwritten_behind_alluxio_comes_from_the_under_store(store, workers, counted):
+    def outdated(answer: Answer) -> None:
+        answer.body = bytes(len(answer.body))
+
+    for worker in workers:
+        worker.fault = outdated
+    assert store.read_range(part(10, 2 * PAGE_BYTES, "a.tar", CONTENT)) == CONTENT[10 : 10 + 2 * PAGE_BYTES]
+    assert counted()["bytes"]["under_store"] == 2 * PAGE_BYTES
+    assert counted()["fallbacks"] == 1
+    assert counted()["errors"]["corrupt"] > 0
+
+
+def test_an_object_cut_off_behind_alluxio_is_never_data(store, tmp_path):
+    os.truncate(tmp_path / "set/a.tar", 2 * PAGE_BYTES)
+    with pytest.raises(OSError):
+        store.read_range(part(0, 3 * PAGE_BYTES, "a.tar", CONTENT))
+
+
+def read_parts(url: str, folder: Path, seed: int) -> bool:
+    wanted = [part(i * 20_000, 20_000, "a.tar", CONTENT) for i in range(10)]
+    random.Random(seed).shuffle(wanted)
+    store = open_store(f"{url}/set", make_config(url, folder))
+    return [CONTENT[each.offset :][: each.length] for each in wanted] == store.read_many(wanted)
+
+
+def test_two_readers_while_a_worker_is_killed_and_comes_back(url, workers, tmp_path):
+    workers[0].fault = workers[1].fault = workers[2].fault = slow
+    with ThreadPoolExecutor() as pool:
+        reading = [
+            pool.submit(lambda seed=seed: all(read_parts(url, tmp_path, seed) for _ in range(4))) for seed in (0, 1)
+        ]
+        while not (asked := [number for number, worker in enumerate(workers) if worker.requests]):
+            time.sleep(0.001)
+        workers[asked[0]].stop()
+        time.sleep(0.2)
+        workers[asked[0]] = Worker(tmp_path, port=workers[asked[0]].port)
+        assert [future.result() for future in reading] == [True, True]
 
 
 def test_a_closed_connection_is_read_elsewhere(store, workers, counted):
