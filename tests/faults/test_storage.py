@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.alluxio_double import Answer, Fault, Worker, broken_off, dropped, short, stale, status, trickle
+from tests.alluxio_double import PAGE_BYTES, Answer, Fault, Worker, broken_off, dropped, short, stale, status, trickle
 from tests.e2e.conftest import command, encoded, environment, launch, losses
 
 __all__ = ["encoded"]  # the fixture
@@ -82,6 +82,36 @@ def test_a_store_that_fails_in_every_way_gives_the_right_batches(worker, encoded
     for path in run.rglob("*"):
         assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
     assert CANARY not in done.stdout + done.stderr
+
+
+def test_pages_of_workers_that_come_and_go_give_the_right_batches(worker, encoded, expected, tmp_path):
+    """Through `alluxio://`: pages that are not cached, answers that are wrong, and a worker killed and respawned."""
+    other = Worker(worker.root)
+    worker.fault, other.fault = EachInTurn(), EachInTurn()
+    worker.evicted = {(str(path.relative_to(worker.root)), 0) for path in worker.root.rglob("*.tar")}
+    url = f"alluxio://127.0.0.1:{worker.port},127.0.0.1:{other.port}"
+    under_store = ("--storage.under_stores", json.dumps({url: f"file://{worker.root}"}))
+    pages = ("--storage.alluxio_page_bytes", str(PAGE_BYTES))
+    run = tmp_path / "run"
+    arguments = train_arguments(encoded, run, f"{url}/latents", *under_store, *pages)
+    process = subprocess.Popen(command(2, *arguments), cwd=REPOSITORY, env=environment())
+    try:
+        while not other.requests:
+            assert process.poll() is None
+            time.sleep(0.01)
+        other.stop()
+        time.sleep(1)
+        revived = Worker(worker.root, port=other.port)
+        assert process.wait(120) == 0
+        revived.stop()
+    finally:
+        process.kill()
+    assert losses(run) == expected
+    storage = json.loads((run / "summary.json").read_text())["storage"]
+    assert storage["under_store_bytes"] > 0
+    assert storage["page_misses"] > 0
+    assert sum(storage["errors"].values()) > 0
+    assert not (run / "quarantine.jsonl").exists()
 
 
 def test_a_store_that_is_down_for_a_minute_is_waited_for(worker, encoded, expected, tmp_path):
