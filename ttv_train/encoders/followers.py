@@ -1,6 +1,7 @@
 """Ranks that work on the clips of another rank: the leader of a group decodes and writes, all of them encode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,8 @@ from ttv_train.parallel.messages import LONGEST_WAIT
 
 NUM_DIMS = 5
 """Of a video (B, 3, T, H, W)."""
+LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""What gloo says of a rank whose process has ended. It says so at once, long before a timeout."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,18 @@ class LeadingVae:
         return getattr(self._vae, name)
 
     def encode(self, video: torch.Tensor) -> LatentDistribution:
-        """See `VideoVae.encode`."""
+        """See `VideoVae.encode`. Raises UserError if a follower's process has ended."""
         video = video.to(self._device, torch.float32).contiguous()
-        dist.broadcast(torch.tensor([self._number, *video.shape]), group=self._group.control, group_src=0)
-        dist.broadcast(video, group=self._group.work, group_src=0)
-        return self._vae.encode(video)
+        with _naming_lost_ranks(self._group):
+            dist.broadcast(torch.tensor([self._number, *video.shape]), group=self._group.control, group_src=0)
+            dist.broadcast(video, group=self._group.work, group_src=0)
+            return self._vae.encode(video)
 
 
 def dismiss_followers(group: EncodingGroup) -> None:
-    """Ends `follow` on the other ranks of the leader's group."""
-    dist.broadcast(torch.full((1 + NUM_DIMS,), -1), group=group.control, group_src=0)
+    """Ends `follow` on the other ranks of the leader's group. Raises UserError if a follower's process has ended."""
+    with _naming_lost_ranks(group):
+        dist.broadcast(torch.full((1 + NUM_DIMS,), -1), group=group.control, group_src=0)
 
 
 def follow(group: EncodingGroup, device: torch.device, vae_of: Callable[[int], VideoVae]) -> None:
@@ -87,13 +92,34 @@ def follow(group: EncodingGroup, device: torch.device, vae_of: Callable[[int], V
 
     Args:
         vae_of: the VAE of a `LeadingVae.number`.
+
+    Raises:
+        UserError: the process of another rank of the group has ended.
     """
-    while True:
-        announcement = torch.empty(1 + NUM_DIMS, dtype=torch.int64)
-        dist.broadcast(announcement, group=group.control, group_src=0)
-        number, *shape = announcement.tolist()
-        if number < 0:
-            return
-        video = torch.empty(shape, device=device)
-        dist.broadcast(video, group=group.work, group_src=0)
-        vae_of(number).encode(video)
+    with _naming_lost_ranks(group):
+        while True:
+            announcement = torch.empty(1 + NUM_DIMS, dtype=torch.int64)
+            dist.broadcast(announcement, group=group.control, group_src=0)
+            number, *shape = announcement.tolist()
+            if number < 0:
+                return
+            video = torch.empty(shape, device=device)
+            dist.broadcast(video, group=group.work, group_src=0)
+            vae_of(number).encode(video)
+
+
+@contextmanager
+def _naming_lost_ranks(group: EncodingGroup) -> Iterator[None]:
+    """Turns what an exchange ends in when a process of the group is gone into an error that names it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in LOST_CONNECTION):
+            raise
+        rank = dist.get_rank()
+        others = [other for other in dist.get_process_group_ranks(group.control) if other != rank]
+        lost = f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(map(str, others))}"
+        raise UserError(
+            f"{lost}, which encodes with rank {rank}, has ended; look at its output, or whether it was killed for want "
+            "of memory; the same command goes on from what is done"
+        ) from error

@@ -37,7 +37,11 @@ def on_all_ranks(function: Callable[[], T]) -> list[T]:
     except Exception as error:
         failure = error
     outcomes: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(outcomes, (result, _portable(failure)))
+    try:
+        dist.all_gather_object(outcomes, (result, _portable(failure)))
+    except RuntimeError as error:
+        # A rank is gone. Where `function` has failed for it, that says more.
+        raise failure or error from error
     for rank, (_, problem) in enumerate(outcomes):
         if problem is not None:
             kind, message = problem
