@@ -40,7 +40,7 @@ class FirstFrameEncoder:
         if path is None:
             return
         self._folder = open_model_folder(f"{path}/image_encoder", "first_frame.image_encoder_path", "model")
-        architecture = str((self._folder.config.get("architectures") or [None])[0])
+        architecture = self._folder.architecture
         if not architecture.startswith("CLIPVision"):
             raise UserError(
                 f"first_frame.image_encoder_path {path}: its image_encoder is a {architecture}, not a CLIPVisionModel; "
@@ -91,7 +91,4 @@ class FirstFrameEncoder:
     @cached_property
     def _model(self) -> Any:
         assert self._folder is not None
-        model = transformers.CLIPVisionModel.from_pretrained(
-            self._folder.path, dtype=self._dtype, use_safetensors=True, local_files_only=True
-        )
-        return model.to(self._device).eval().requires_grad_(False)
+        return self._folder.load(transformers.CLIPVisionModel, self._device, dtype=self._dtype)

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
+
 from ttv_train.encoders.fingerprint import file_sha256
 from ttv_train.errors import UserError
 
@@ -19,13 +21,37 @@ class ModelFolder:
     """A folder that holds a `config.json` and safetensors weights."""
 
     path: Path
+    key: str
+    """The config key that named it, for errors."""
     config: dict[str, Any]
     weight_files: tuple[Path, ...]
+
+    @property
+    def architecture(self) -> str:
+        """The class that a model of transformers was saved from; `None` if its config does not say."""
+        return str((self.config.get("architectures") or [None])[0])
 
     @cached_property
     def weights_sha256(self) -> list[str]:
         """Digests of the weight files in order of their names. Reads them all: seconds for gigabytes."""
         return [file_sha256(path) for path in self.weight_files]
+
+    def load(self, model_class: Any, device: torch.device, **dtype: torch.dtype) -> Any:
+        """The model with its weights on a device, for inference.
+
+        Args:
+            model_class: of diffusers or transformers.
+            dtype: under the name by which its library knows it.
+
+        Raises:
+            UserError: the weights lack one of the model's, which the libraries would make up.
+        """
+        model, loading = model_class.from_pretrained(
+            self.path, use_safetensors=True, local_files_only=True, output_loading_info=True, **dtype
+        )
+        if loading["missing_keys"]:
+            raise UserError(f"{self.key} {self.path}: weights lack {min(loading['missing_keys'])}; fetch them again")
+        return model.to(device).eval().requires_grad_(False)
 
 
 def open_model_folder(path: str, key: str, weights_stem: str) -> ModelFolder:
@@ -54,7 +80,7 @@ def open_model_folder(path: str, key: str, weights_stem: str) -> ModelFolder:
         raise UserError(
             f"{key} {path}: config.json asks for remote code (auto_map), which is never run; use a built-in class"
         )
-    return ModelFolder(folder, config, _weight_files(folder, key, weights_stem))
+    return ModelFolder(folder, key, config, _weight_files(folder, key, weights_stem))
 
 
 def find_folder(path: str, key: str, patterns: tuple[str, ...]) -> Path:

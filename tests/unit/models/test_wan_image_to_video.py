@@ -8,6 +8,7 @@ import torch
 import transformers
 from diffusers import UniPCMultistepScheduler, WanImageToVideoPipeline
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.unit.encoders.tiny_models import save_image_encoder, save_text_encoder, save_vae
 from tests.unit.models.comparison import TEXT_WIDTH
@@ -215,3 +216,14 @@ def test_what_is_not_a_pipeline_with_an_image_encoder_is_refused(tmp_path):
     config = FirstFrameConfig(enabled=True, image_encoder_path=str(tmp_path))
     with pytest.raises(UserError, match="its image_encoder is a T5EncoderModel, not a CLIPVisionModel"):
         FirstFrameEncoder(config, CPU)
+
+
+def test_an_image_encoder_that_lacks_a_weight_is_refused(tmp_path):
+    save_image_encoder(tmp_path)
+    file = tmp_path / "image_encoder/model.safetensors"
+    weights = load_file(file)
+    lost = next(name for name in weights if name.endswith("layers.0.mlp.fc1.bias"))
+    save_file({name: weight for name, weight in weights.items() if name != lost}, file, metadata={"format": "pt"})
+    encoder = FirstFrameEncoder(FirstFrameConfig(enabled=True, image_encoder_path=str(tmp_path)), CPU)
+    with pytest.raises(UserError, match=r"first_frame.image_encoder_path .*: weights lack .*layers.0.mlp.fc1.bias"):
+        encoder.embed([torch.zeros(16, 16, 3, dtype=torch.uint8)])

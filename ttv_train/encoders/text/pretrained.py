@@ -36,7 +36,7 @@ class PretrainedTextModel:
     def __init__(self, path: str, tokenizer_path: str, dtype: torch.dtype, device: torch.device) -> None:
         self.path = path
         self._folder = open_model_folder(path, "text_encoder.path", "model")
-        named = str((self._folder.config.get("architectures") or [None])[0])
+        named = self._folder.architecture
         if named not in ARCHITECTURES:
             raise UserError(
                 f"text_encoder.path {path}: {named} is not a supported text encoder; supported: "
@@ -73,17 +73,7 @@ class PretrainedTextModel:
     @cached_property
     def model(self) -> Any:
         """The model on its device, without gradients."""
-        model, loading = getattr(transformers, self.architecture).from_pretrained(
-            self._folder.path,
-            dtype=self._dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        if loading["missing_keys"]:
-            missing = sorted(loading["missing_keys"])[0]
-            raise UserError(f"text_encoder.path {self.path}: weights lack {missing}; fetch them again")
-        return model.to(self._device).eval().requires_grad_(False)
+        return self._folder.load(getattr(transformers, self.architecture), self._device, dtype=self._dtype)
 
     @cached_property
     def _tokenizer(self) -> Any:

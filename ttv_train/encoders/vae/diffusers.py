@@ -86,7 +86,6 @@ class DiffusersVae:
             )
         self._parallel = config.parallel
         self._group = group
-        self._path = config.path
         self._device = device
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._class = getattr(diffusers, self._class_name)
@@ -171,16 +170,7 @@ class DiffusersVae:
 
     @cached_property
     def _model(self) -> Any:
-        model, loading = self._class.from_pretrained(
-            self._folder.path,
-            torch_dtype=self._dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        if loading["missing_keys"]:
-            raise UserError(f"vae.path {self._path}: weights lack {loading['missing_keys'][0]}; fetch them again")
-        return model.to(self._device).eval().requires_grad_(False)
+        return self._folder.load(self._class, self._device, torch_dtype=self._dtype)
 
     def _read_weight(self, name: str) -> list[float] | None:
         for path in self._folder.weight_files:
