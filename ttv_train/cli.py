@@ -15,12 +15,12 @@ from pathlib import Path
 from ttv_train.config import ModelConfig, RunConfig, Section, SequenceParallelConfig, parse_bucket
 from ttv_train.config_file import apply_overrides, load_config, parse_config
 from ttv_train.devices import prepare_environment
+from ttv_train.encoding.stopping import STOPPED_BY_SIGTERM
 from ttv_train.errors import UserError
 from ttv_train.verify import FAULTS
 
 LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 PR_SET_PDEATHSIG = 1
-STOPPED = 128 + signal.SIGTERM
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -193,7 +193,7 @@ def run_command(options: argparse.Namespace, overrides: list[str]) -> int:
         else:
             summary = encode.run(config)
             if summary is None:
-                return STOPPED
+                return STOPPED_BY_SIGTERM
             print_once(summary)
     elif options.command == "train":
         from ttv_train import train

@@ -10,39 +10,24 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from ttv_train.checkpoint.lock import lock_run_folder, wait_for_lock
-from ttv_train.config import RunConfig, parse_bucket
+from ttv_train.checkpoint.lock import lock_run_folder
+from ttv_train.config import RunConfig
 from ttv_train.data.changed_sources import DATASET_MANIFEST
-from ttv_train.data.clips import Clip, list_clips
+from ttv_train.data.clips import Clip
 from ttv_train.data.dataset_manifest import is_final_scan
 from ttv_train.data.decode import ClipDecoder
-from ttv_train.data.latent_index import LatentIndex, put_index, read_index
-from ttv_train.data.manifest import (
-    DECODE_VERSION,
-    FORMAT_VERSION,
-    DamagedStoreError,
-    LatentEntry,
-    Manifest,
-    StoredObject,
-    is_intact,
-    put_manifest,
-    read_manifest,
-    storage_is_down,
-    stored_objects,
-)
+from ttv_train.data.keyed_clips import entry_of, sample_of
+from ttv_train.data.manifest import DamagedStoreError, Manifest, read_manifest, storage_is_down
 from ttv_train.data.probe import BadVideoError
-from ttv_train.data.quarantine import Quarantine, QuarantineRow
-from ttv_train.data.shards import CorruptSampleError, LatentSample, LatentStore, put_null_prompt
-from ttv_train.data.units import RECORDS_FOLDER, WorkUnit, clip_key, plan_units, read_records
+from ttv_train.data.quarantine import QuarantineRow
+from ttv_train.data.shards import CorruptSampleError, LatentSample, LatentStore
 from ttv_train.devices import get_backend
-from ttv_train.encoders import dataset_fingerprint
-from ttv_train.encoders.clip_encoder import ClipEncoder, EncodedClip, NonFiniteError
+from ttv_train.encoders.clip_encoder import ClipEncoder, NonFiniteError
 from ttv_train.encoders.followers import EncodingGroup, encoding_group
 from ttv_train.encoding.claims import Claims
 from ttv_train.encoding.decoding import DecodeAhead, DecodeResult
@@ -50,20 +35,20 @@ from ttv_train.encoding.exporting import export_dataset
 from ttv_train.encoding.housekeeping import Status, collect_garbage, progress_of
 from ttv_train.encoding.leases import Leases
 from ttv_train.encoding.page import write_page
+from ttv_train.encoding.planning import Plan, make_plan
 from ttv_train.encoding.progress import EncodeProgress
+from ttv_train.encoding.publishing import commit
 from ttv_train.encoding.stopping import StopSignal
 from ttv_train.encoding.unchanged import finished_before, forget_finished, note_finished, state_of
 from ttv_train.encoding.writing import ShardWriter
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank, world_rank, world_size
 from ttv_train.parallel.mesh import distributed
+from ttv_train.parallel.messages import LONGEST_WAIT
 from ttv_train.storage import Store, open_store
 
 logger = logging.getLogger(__name__)
 
-SCAN_LOCK = ".scan.lock"
-LONGEST_WAIT = timedelta(days=30)
-"""Ranks meet only before and after the work, so the first one to finish may wait as long as the job lasts."""
 MOST_DECODE_WORKERS = 8
 
 
@@ -109,26 +94,6 @@ class Tally:
     """It was asked to stop and has given back what it had not finished."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What there is and what is to be done, the same on every rank."""
-
-    wanted: dict[str, Clip]
-    """Every clip of the dataset by its key, in the order of the dataset."""
-    fresh: dict[str, LatentEntry]
-    """Those that the last committed manifest holds."""
-    units: list[WorkUnit]
-    """The others."""
-    pending: list[WorkUnit]
-    """Units that no earlier, killed job has finished."""
-    shards: dict[str, StoredObject]
-    """Shards of the last committed manifest by name."""
-    null_prompt: StoredObject | None
-    """Embedding of the empty prompt of the last committed manifest, unless it is of another text encoder."""
-    rejected: list[QuarantineRow]
-    """Files and clips that were left out before decoding."""
-
-
 def run(config: RunConfig) -> EncodeSummary | None:
     """Encodes the dataset of `config`, as one process, as a rank of a launcher's process group, or as one of several
     workers that know nothing of each other and share `latents.path`.
@@ -140,6 +105,7 @@ def run(config: RunConfig) -> EncodeSummary | None:
         UserError: on every rank, for anything wrong with the config, the dataset or the store.
     """
     with (
+        # Ranks meet only before and after the work, so the first one to finish may wait as long as the job lasts.
         distributed(get_backend(config.device.backend), LONGEST_WAIT.total_seconds()) as device,
         lock_run_folder(Path(config.output_dir), shared=True),
     ):
@@ -249,64 +215,6 @@ def note_if_final(output: Path, store: Store, state: str, plan: Plan, manifest: 
         forget_finished(output)
 
 
-def make_plan(config: RunConfig, store: Store, encoder: ClipEncoder) -> Plan:
-    """Compares the dataset's clips with what is stored.
-
-    Raises:
-        UserError: a bucket does not suit the VAE, or the dataset cannot be read.
-    """
-    for bucket in config.dataset.buckets:
-        encoder.vae.latent_shape(*parse_bucket(bucket))
-    store.remove_partial_files()
-    output = Path(config.output_dir)
-    with wait_for_lock(output / SCAN_LOCK):  # the next worker reads the manifest instead of the videos
-        clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=output / DATASET_MANIFEST)
-    wanted: dict[str, Clip] = {}
-    for clip in clips:
-        key = key_of(config, encoder, clip)
-        if key in wanted:
-            reason = f"same content and caption as {wanted[key].source.name}"
-            rejected.append(QuarantineRow(name=clip.source.name, reason=reason, stage="encode"))
-        else:
-            wanted[key] = clip
-    fresh, shards, null_prompt = committed(store, wanted, encoder.text_encoder.fingerprint)
-    units = plan_units(
-        wanted,
-        fresh,
-        samples_per_shard=config.latents.samples_per_shard,
-        shard_bytes=config.latents.shard_mib * 2**20,
-        sample_bytes=encoder.sample_bytes,
-    )
-    pending = [unit for unit, record in zip(units, read_records(store, units), strict=True) if record is None]
-    return Plan(wanted, fresh, units, pending, shards, null_prompt, rejected)
-
-
-def key_of(config: RunConfig, encoder: ClipEncoder, clip: Clip) -> str:
-    """The key of a clip's sample under the settings of `config`."""
-    return clip_key(
-        clip,
-        decoder=config.dataset.decoder,
-        vae_fingerprint=encoder.visual_fingerprint,
-        text_encoder_fingerprint=encoder.text_encoder.fingerprint,
-    )
-
-
-def committed(
-    store: Store, wanted: dict[str, Clip], text_encoder_fingerprint: str
-) -> tuple[dict[str, LatentEntry], dict[str, StoredObject], StoredObject | None]:
-    """What can be kept of the last committed manifest: `fresh`, `shards` and `null_prompt` of a plan."""
-    try:
-        manifest, _ = read_manifest(store)
-        index = read_index(store, manifest)
-    except DamagedStoreError:
-        return {}, {}, None
-    shards = {shard.name: shard for shard in stored_objects(store, manifest.shards)}
-    fresh = {entry.key: entry for entry in index.entries if entry.key in wanted and entry.shard in shards}
-    same_text_encoder = index.text_encoder_fingerprint == text_encoder_fingerprint
-    keeps_null_prompt = same_text_encoder and is_intact(store, manifest.null_prompt)
-    return fresh, shards, manifest.null_prompt if keeps_null_prompt else None
-
-
 def encode_or_follow(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) -> Tally:
     """`encode_units`, or sharing the work of the rank that does so."""
     if encoder.is_follower:
@@ -394,83 +302,9 @@ def encode_batch(
         if isinstance(encoded, NonFiniteError):
             rejected.append(QuarantineRow(name=clip.source.name, reason=str(encoded), stage="encode"))
         else:
-            samples.append(make_sample(key, clip, encoded))
+            entry = replace(entry_of(key, clip, encoder), shard="", num_text_tokens=int(encoded.prompt_mask.sum()))
+            samples.append(sample_of(entry, encoded))
     return samples
-
-
-def make_sample(key: str, clip: Clip, encoded: EncodedClip) -> LatentSample:
-    """An encoded clip with its description; its place in a shard is not known yet."""
-    C, t, h, w = encoded.mean.shape
-    entry = LatentEntry(
-        key=key,
-        shard="",
-        offset=0,
-        length=0,
-        sha256="",
-        xxh3="",
-        source_name=clip.source.name,
-        source_sha256=clip.source_sha256,
-        clip_index=clip.index,
-        is_last_clip=clip.is_last,
-        caption=clip.source.caption,
-        bucket=clip.bucket,
-        fps=clip.fps,
-        latent_shape=(C, t, h, w),
-        num_text_tokens=int(encoded.prompt_mask.sum()),
-        start_seconds=clip.start_seconds,
-    )
-    return LatentSample(
-        entry, encoded.mean, encoded.logvar, encoded.prompt_embeds, encoded.prompt_mask, encoded.first_frame
-    )
-
-
-def commit(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) -> Manifest | None:
-    """Publishes the dataset: index, then manifest; then removes what workers have noted. Any worker may do it; several
-    do the same.
-
-    Returns:
-        The manifest; None if records of finished units are gone.
-
-    Raises:
-        UserError: not one clip could be encoded.
-    """
-    rejected, shards, found = list(plan.rejected), dict(plan.shards), dict(plan.fresh)
-    for record in read_records(store, plan.units):
-        if record is None:
-            return None
-        rejected += record.rejected
-        found.update((entry.key, entry) for entry in record.entries)
-        if record.shard is not None:
-            shards[record.shard.name] = record.shard
-    # What is not part of the key may have changed since an entry was written: the file's name, the number of clips.
-    entries = [
-        replace(found[key], source_name=clip.source.name, clip_index=clip.index, is_last_clip=clip.is_last)
-        for key, clip in plan.wanted.items()
-        if key in found
-    ]
-    output = Path(config.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    # What has been mended since the last time leaves the file; what training has found stays.
-    Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
-    if not entries:
-        raise UserError(
-            f"dataset.path {config.dataset.path}: no clip could be encoded; {output / 'quarantine.jsonl'} says why"
-        )
-    used = {entry.shard for entry in entries}
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        decode_version=DECODE_VERSION,
-        fingerprint=dataset_fingerprint(encoder.visual_fingerprint, encoder.text_encoder, config.dataset),
-        normalization=encoder.vae.normalization,
-        num_samples=len(entries),
-        num_quarantined=len(rejected),
-        null_prompt=plan.null_prompt or put_null_prompt(store, *encoder.encode_null_prompt()),
-        index=put_index(store, LatentIndex(encoder.visual_fingerprint, encoder.text_encoder.fingerprint, entries)),
-        shards=[shards[name] for name in sorted(used)],
-    )
-    put_manifest(store, manifest)
-    store.delete_folder(RECORDS_FOLDER)
-    return manifest
 
 
 def summarize(manifest: Manifest, tallies: Sequence[Tally], seconds: float) -> EncodeSummary:

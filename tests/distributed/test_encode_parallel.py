@@ -8,11 +8,15 @@ import torch
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from tests.harness import RankError, run_ranks
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 from ttv_train.encode import EncodeSummary
 
 
 def encode_clips(rank: int, world_size: int, folder: Path, parallel: dict) -> EncodeSummary:
-    encode.ClipDecoder, encode.list_clips = FakeDecoder, fake_list_clips([make_clip(number) for number in range(6)])
+    encode.ClipDecoder, keyed_clips.list_clips = (
+        FakeDecoder,
+        fake_list_clips([make_clip(number) for number in range(6)]),
+    )
     summary = encode.encode_dataset(make_config(folder, vae={"parallel": parallel}), torch.device("cpu"))
     assert summary is not None
     return summary

@@ -14,7 +14,7 @@ from tests.unit.data.test_loader import keys, make_loader
 from tests.unit.encoders.tiny_models import save_vae
 from ttv_train import encode
 from ttv_train.config import DiffusersVaeConfig, RunConfig, VaeParallelConfig
-from ttv_train.data import clip_reader, online
+from ttv_train.data import clip_reader, keyed_clips, online
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.sample_messages import pack_results
 from ttv_train.data.shards import LatentSample, LatentStore, pack_sample
@@ -27,7 +27,7 @@ class FailingDecoder(FakeDecoder):
 
 def open_dataset(folder: Path, parallel: dict, sequence_degree: int, decoder: type = FakeDecoder) -> LatentDataset:
     clips = [make_clip(number, name=f"{number}-broken.mp4" if number == 3 else None) for number in range(6)]
-    clip_reader.ClipDecoder, online.list_clips = decoder, fake_list_clips(clips)
+    clip_reader.ClipDecoder, keyed_clips.list_clips = decoder, fake_list_clips(clips)
     sequence = {"scheme": "ulysses" if sequence_degree > 1 else "none", "degree": sequence_degree}
     config = make_config(folder, vae={"parallel": parallel}, parallel={"sequence": sequence})
     return online.open_online(config, torch.device("cpu"), writes=False)
@@ -66,7 +66,7 @@ def wan_config(folder: Path) -> RunConfig:
 
 
 def encode_offline(rank: int, world_size: int, folder: Path) -> dict[str, bytes]:
-    encode.ClipDecoder, encode.list_clips = FakeDecoder, fake_list_clips(WAN_CLIPS)
+    encode.ClipDecoder, keyed_clips.list_clips = FakeDecoder, fake_list_clips(WAN_CLIPS)
     config = wan_config(folder)
     encode.encode_dataset(config, torch.device("cpu"))
     store = LatentStore.open(config.latents.path)
@@ -74,7 +74,7 @@ def encode_offline(rank: int, world_size: int, folder: Path) -> dict[str, bytes]
 
 
 def encode_online(rank: int, world_size: int, folder: Path) -> dict[str, bytes]:
-    clip_reader.ClipDecoder, online.list_clips = FakeDecoder, fake_list_clips(WAN_CLIPS)
+    clip_reader.ClipDecoder, keyed_clips.list_clips = FakeDecoder, fake_list_clips(WAN_CLIPS)
     with closing(online.open_online(wan_config(folder), torch.device("cpu"), writes=False)) as dataset:
         return {entry.key: pack_sample(dataset.read(entry)) for entry in dataset.entries}
 

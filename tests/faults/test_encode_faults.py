@@ -10,6 +10,7 @@ import torch
 
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 from ttv_train.data.shards import LatentStore
 from ttv_train.encoders.clip_encoder import ClipEncoder
 from ttv_train.encoders.vae import LatentDistribution
@@ -24,7 +25,7 @@ def job(monkeypatch):
     monkeypatch.setattr(encode, "ClipDecoder", FakeDecoder)
 
     def run(config, clips=CLIPS):
-        monkeypatch.setattr(encode, "list_clips", fake_list_clips(clips))
+        monkeypatch.setattr(keyed_clips, "list_clips", fake_list_clips(clips))
         return encode.run(config)
 
     return run

@@ -15,6 +15,7 @@ import yaml
 
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 from ttv_train.data.shards import LatentStore
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ CONTEXT.set_forkserver_preload(["tests.faults.test_encode_kill"])
 
 def encode_until(folder: Path, deadly_call: int | None, clips=CLIPS) -> None:
     """Body of a process: runs the job, and kills itself at its `deadly_call`-th call that changes the disk for good."""
-    encode.ClipDecoder, encode.list_clips = FakeDecoder, fake_list_clips(clips)
+    encode.ClipDecoder, keyed_clips.list_clips = FakeDecoder, fake_list_clips(clips)
     calls = itertools.count()
 
     def deadly(function):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 from ttv_train.data.shards import LatentStore
 
 KILLS = int(os.environ.get("TTV_ENCODE_KILLS", "4"))
@@ -29,7 +30,7 @@ class SlowDecoder(FakeDecoder):
 
 def work(folder: Path) -> None:
     """Body of a worker."""
-    encode.ClipDecoder, encode.list_clips = SlowDecoder, fake_list_clips(CLIPS)
+    encode.ClipDecoder, keyed_clips.list_clips = SlowDecoder, fake_list_clips(CLIPS)
     assert encode.run(make_config(folder, encoding={"lease_seconds": 2, "decode_workers": 1})) is not None
 
 
@@ -81,11 +82,11 @@ def test_two_workers_share_the_clips_and_a_third_does_nothing(tmp_path):
         worker.join()
         assert worker.exitcode == 0
     before = stored_bytes(make_config(tmp_path))
-    encode.list_clips, genuine = fake_list_clips(CLIPS[:4]), encode.list_clips
+    keyed_clips.list_clips, genuine = fake_list_clips(CLIPS[:4]), keyed_clips.list_clips
     try:
         summary = encode.run(make_config(tmp_path))
     finally:
-        encode.list_clips = genuine
+        keyed_clips.list_clips = genuine
     assert (summary.encoded, summary.reused) == (0, 4)
     assert {name for name in stored_bytes(make_config(tmp_path)) if name.startswith("shards/")} == {
         name for name in before if name.startswith("shards/")

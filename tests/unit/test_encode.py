@@ -7,6 +7,7 @@ import torch
 
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 from ttv_train.data.shards import LatentStore
 from ttv_train.encode import EncodeSummary
 from ttv_train.encoders import encoder_fingerprint, encoder_fingerprints
@@ -31,7 +32,7 @@ def job(monkeypatch):
     monkeypatch.setattr(encode, "ClipDecoder", CountingDecoder)
 
     def run(config, clips) -> EncodeSummary:
-        monkeypatch.setattr(encode, "list_clips", fake_list_clips(clips))
+        monkeypatch.setattr(keyed_clips, "list_clips", fake_list_clips(clips))
         run.decoded = CountingDecoder.decoded = []
         return encode.run(config)
 

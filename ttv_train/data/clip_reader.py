@@ -8,6 +8,7 @@ import torch
 from ttv_train.config import RunConfig
 from ttv_train.data.cut import Clip
 from ttv_train.data.decode import ClipDecoder
+from ttv_train.data.keyed_clips import sample_of
 from ttv_train.data.probe import BadVideoError
 from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample, SampleResult
 from ttv_train.devices import get_backend
@@ -56,9 +57,7 @@ class ClipReader:
             (encoded,) = self.encoder.encode([video], [clip.source.caption])
         if isinstance(encoded, NonFiniteError):
             raise CorruptSampleError(entry.key, clip.source.name, str(encoded))
-        return LatentSample(
-            entry, encoded.mean, encoded.logvar, encoded.prompt_embeds, encoded.prompt_mask, encoded.first_frame
-        )
+        return sample_of(entry, encoded)
 
     def read_or_error(self, entry: LatentEntry, clip: Clip) -> SampleResult:
         """`read`, or the CorruptSampleError that it ended in."""
@@ -84,26 +83,3 @@ class ClipReader:
                 with suppress(RuntimeError):  # a rank that is gone
                     self.encoder.dismiss_followers()
             self._is_closed = True
-
-
-def entry_of(key: str, clip: Clip, encoder: ClipEncoder) -> LatentEntry:
-    """What training knows of a clip before it is encoded."""
-    shape = encoder.vae.latent_shape(*clip.bucket)
-    return LatentEntry(
-        key=key,
-        shard=clip.source.name,
-        offset=0,
-        length=0,
-        sha256="",
-        xxh3="",
-        source_name=clip.source.name,
-        source_sha256=clip.source_sha256,
-        clip_index=clip.index,
-        is_last_clip=clip.is_last,
-        caption=clip.source.caption,
-        bucket=clip.bucket,
-        fps=clip.fps,
-        latent_shape=shape,
-        num_text_tokens=encoder.text_encoder.max_length,
-        start_seconds=clip.start_seconds,
-    )

@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 from safetensors.torch import save
 
-from ttv_train.data.clip_reader import ClipReader, entry_of
+from ttv_train.data.clip_reader import ClipReader
+from ttv_train.data.keyed_clips import entry_of
 from ttv_train.data.sample_messages import CLIPS, pack_results
 from ttv_train.data.shards import LatentEntry, SampleResult
 from ttv_train.errors import UserError

@@ -14,16 +14,15 @@ import torch.distributed as dist
 
 from ttv_train.config import RunConfig
 from ttv_train.data.changed_sources import DATASET_MANIFEST
-from ttv_train.data.clip_reader import ClipReader, entry_of
-from ttv_train.data.clips import list_clips
+from ttv_train.data.clip_reader import ClipReader
 from ttv_train.data.cut import Clip
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.encoder_link import EncoderLink
-from ttv_train.data.quarantine import Quarantine, QuarantineRow
+from ttv_train.data.keyed_clips import entry_of, list_keyed_clips
+from ttv_train.data.quarantine import Quarantine
 from ttv_train.data.remote import RemoteDataset, ask_about_encoders
 from ttv_train.data.shards import LatentEntry, LatentSample, SampleResult
 from ttv_train.data.shared import Follower, Leader
-from ttv_train.data.units import clip_key
 from ttv_train.encoders.followers import encoding_group
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
@@ -130,22 +129,9 @@ def open_remote(config: RunConfig, groups: Sequence[dist.ProcessGroup], writes: 
 
 def list_keyed(config: RunConfig, reader: ClipReader, writes: bool) -> tuple[dict[str, Clip], int]:
     """The clips of `dataset` by key, and how many files and clips were left out. See `open_online`."""
-    encoder, output = reader.encoder, Path(config.output_dir)
+    output = Path(config.output_dir)
     manifest = output / DATASET_MANIFEST if writes else None
-    clips, rejected = list_clips(config.dataset, encoder.vae.valid_num_frames, manifest=manifest)
-    keyed: dict[str, Clip] = {}
-    for clip in clips:
-        key = clip_key(
-            clip,
-            decoder=config.dataset.decoder,
-            vae_fingerprint=encoder.visual_fingerprint,
-            text_encoder_fingerprint=encoder.text_encoder.fingerprint,
-        )
-        if key in keyed:
-            reason = f"same content and caption as {keyed[key].source.name}"
-            rejected.append(QuarantineRow(clip.source.name, reason, "encode"))
-        else:
-            keyed[key] = clip
+    keyed, rejected = list_keyed_clips(config.dataset, reader.encoder, manifest)
     if writes:
         Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
     if not keyed:

@@ -57,6 +57,11 @@ class WorkUnit:
         return _digest(key for key, _ in self.clips)
 
     @property
+    def num_pixels(self) -> int:
+        """Of all its clips: what it costs to encode."""
+        return sum(math.prod(clip.bucket) for _, clip in self.clips)
+
+    @property
     def record_name(self) -> str:
         """Object name of the unit's record."""
         return f"{self.folder}/{self.name}.json"

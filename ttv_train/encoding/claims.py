@@ -35,9 +35,10 @@ class Claims:
         self._store, self._leases, self._stop, self._on_done = store, leases, stop, on_done
         self._claimed_at: dict[str, float] = {}
         self._slowest_seconds: float | None = None
-        # Workers start at different places, so that they seldom reach for the same unit.
+        # The longest units come first, so that workers finish together. Among equals each starts at another place, so
+        # that they seldom reach for the same one.
         start = int(hashlib.sha256(leases.holder.token.encode()).hexdigest(), 16) % len(units) if units else 0
-        self._waiting = [*units[start:], *units[:start]]
+        self._waiting = sorted([*units[start:], *units[:start]], key=lambda unit: unit.num_pixels, reverse=True)
 
     def note_encoded(self, unit: WorkUnit) -> None:
         """Notes how long this worker has had a unit, which is longer than encoding it where units are decoded ahead."""

@@ -9,7 +9,8 @@ from typing import Self
 
 GRACE_SECONDS = 15.0
 """Schedulers kill 20 to 30 s after SIGTERM."""
-EXIT_CODE = 128 + signal.SIGTERM
+STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
+"""The exit code of a worker that was stopped."""
 RELEASE_SECONDS = 3.0
 
 
@@ -50,4 +51,4 @@ class StopSignal:
         release = threading.Thread(target=self._before_exit, daemon=True)
         release.start()
         release.join(RELEASE_SECONDS)
-        os._exit(EXIT_CODE)
+        os._exit(STOPPED_BY_SIGTERM)

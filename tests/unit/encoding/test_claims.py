@@ -1,5 +1,7 @@
 """What a worker takes when nothing is free any more."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.encode_parts import make_clip
@@ -43,3 +45,12 @@ def test_what_a_straggler_is_at_is_taken_after_a_few_times_the_own_slowest(tmp_p
     assert set(taken[:2]) == {quick, slow}
     assert taken[2:] == [held]
     assert clock.now > STRAGGLER_FACTOR * 5.0
+
+
+def test_the_longest_units_are_taken_first(tmp_path):
+    store = open_store(str(tmp_path))
+    buckets = {"short": (1, 16, 16), "long": (17, 16, 16), "wide": (1, 16, 64)}
+    units = [WorkUnit(((key, replace(make_clip(0), bucket=bucket)),)) for key, bucket in buckets.items()]
+    leases = Leases(store, "leases", 1e6)
+    claimed = Claims(store, units, leases, stop=lambda: False, on_done=lambda unit: None)
+    assert [unit.clips[0][0] for unit in claimed] == ["long", "wide", "short"]

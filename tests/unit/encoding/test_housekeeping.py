@@ -6,6 +6,7 @@ import pytest
 
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 from ttv_train.data.shards import LatentStore
 from ttv_train.data.units import UnitRecord, put_record
 from ttv_train.encoding.leases import Leases
@@ -18,7 +19,7 @@ def job(monkeypatch):
     monkeypatch.setattr(encode, "ClipDecoder", FakeDecoder)
 
     def with_clips(clips):
-        monkeypatch.setattr(encode, "list_clips", fake_list_clips(clips))
+        monkeypatch.setattr(keyed_clips, "list_clips", fake_list_clips(clips))
 
     return with_clips
 

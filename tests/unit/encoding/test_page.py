@@ -6,6 +6,7 @@ import torch
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config
 from tests.unit.data.latent_samples import make_sample, write_store
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 from ttv_train.data.shards import LatentStore
 from ttv_train.encoding import page
 
@@ -14,7 +15,7 @@ def test_the_page_shows_previews_statistics_and_nothing_that_runs(tmp_path, monk
     monkeypatch.setattr(encode, "ClipDecoder", FakeDecoder)
     monkeypatch.setattr(page, "ClipDecoder", FakeDecoder)
     monkeypatch.setattr(
-        encode, "list_clips", fake_list_clips([make_clip(1, caption="<script>x</script>"), make_clip(2)])
+        keyed_clips, "list_clips", fake_list_clips([make_clip(1, caption="<script>x</script>"), make_clip(2)])
     )
     config = make_config(tmp_path, vae={"channels": None})
     encode.run(config)
@@ -29,7 +30,7 @@ def test_a_lossless_vae_has_a_high_psnr(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "ClipDecoder", FakeDecoder)
     monkeypatch.setattr(page, "ClipDecoder", FakeDecoder)
     clip = make_clip(1)
-    monkeypatch.setattr(encode, "list_clips", fake_list_clips([clip]))
+    monkeypatch.setattr(keyed_clips, "list_clips", fake_list_clips([clip]))
     config = make_config(tmp_path, vae={"channels": None})
     encode.run(config)
     store, encoder = LatentStore.open(config.latents.path), encode.open_parts(config, torch.device("cpu"))[1]
