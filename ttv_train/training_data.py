@@ -88,8 +88,10 @@ def open_dataset(
 def refuse_changed_sources(config: RunConfig, store: LatentStore) -> None:
     """Raises UserError if videos at hand are no longer those that were encoded."""
     manifest, folder = Path(config.output_dir) / DATASET_MANIFEST, Path(config.dataset.path)
-    changed = changed_sources(manifest, folder)
-    stale = sorted({entry.source_name for entry in store.entries if entry.source_name in changed}) if changed else []
+    if not (manifest.is_file() and folder.is_dir()):
+        return
+    encoded = {entry.source_name: entry.source_sha256 for entry in store.entries}
+    stale = sorted(changed_sources(manifest, folder, encoded))
     if stale:
         others = f" and {len(stale) - 1} other videos have" if len(stale) > 1 else " has"
         raise UserError(
