@@ -56,11 +56,11 @@ def read_holdout(
     problems: dict[str, str] = {}
 
     def read() -> dict[str, str]:
-        for entry in entries:
-            try:
-                samples[entry.key] = dataset.read(entry)
-            except CorruptSampleError as error:
-                problems[entry.key] = str(error)
+        for entry, result in zip(entries, dataset.read_many(entries), strict=True):
+            if isinstance(result, CorruptSampleError):
+                problems[entry.key] = str(result)
+            else:
+                samples[entry.key] = result
         return problems
 
     for reported in on_all_ranks(read):

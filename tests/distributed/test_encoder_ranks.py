@@ -13,9 +13,10 @@ import torch.distributed as dist
 from tests.encode_parts import FakeDecoder, make_clip, make_config
 from tests.harness import RankError, run_ranks
 from ttv_train.data import clip_reader
-from ttv_train.data.clip_reader import ClipReader, entry_of
+from ttv_train.data.clip_reader import ClipReader
 from ttv_train.data.encoder_link import EncoderLink
 from ttv_train.data.encoder_service import serve
+from ttv_train.data.keyed_clips import entry_of
 from ttv_train.data.remote import RemoteDataset, ask_about_encoders
 from ttv_train.data.sample_messages import pack_results
 from ttv_train.data.shards import CorruptSampleError
@@ -79,6 +80,7 @@ def fail(rank: int, world_size: int, folder: Path, how: str) -> str | None:
     """Rank 1 encodes for rank 0. Returns the error of rank 0."""
     if rank == 1:
         link = link_to(0, 0, ENCODER)
+        dist.barrier()  # who leaves at once must not do so while the other is connecting
         if how == "the encoder fails":
             serve(make_reader(folder, FailingDecoder), [link])
         elif how == "other models":
@@ -87,6 +89,7 @@ def fail(rank: int, world_size: int, folder: Path, how: str) -> str | None:
             serve(reader, [link])
         return None  # or leaves while it is asked
     link = EncoderLink(link_to(0, 0, TRAINER))
+    dist.barrier()
     with pytest.raises((RuntimeError, UserError)) as caught:
         if how == "the encoder is gone":
             link.ask({"about": True})

@@ -18,6 +18,7 @@ ROWS = ("--vae.parallel.mode", "space", "--vae.parallel.degree", "2")
 APART = ("--latents.encoder_ranks", "1")
 MODES = {
     "alone": (2, ()),
+    "dealt": (2, SEQUENCE),
     "together": (2, (*SEQUENCE, *ROWS)),
     "apart": (3, APART),
     "apart and together": (4, ("--latents.encoder_ranks", "2", *SEQUENCE, *ROWS)),

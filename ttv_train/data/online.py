@@ -1,8 +1,8 @@
 """A dataset whose clips are decoded and encoded when training asks for them, instead of ahead of it.
 
 To training it is the same as latents that were encoded before: the same keys, the same order and the same loss curve.
-Every rank encodes what it trains on, or ranks that train on the same clips encode each one together, or other ranks of
-the job do.
+Every rank encodes what it trains on, where ranks that train on the same clips share that work; or other ranks of the
+job do it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from ttv_train.data.keyed_clips import entry_of, list_keyed_clips
 from ttv_train.data.quarantine import Quarantine
 from ttv_train.data.remote import RemoteDataset, ask_about_encoders
 from ttv_train.data.shards import LatentEntry, LatentSample, SampleResult
-from ttv_train.data.shared import Follower, Leader
+from ttv_train.data.shared import SharedDataset
 from ttv_train.encoders.followers import encoding_group
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
@@ -67,8 +67,8 @@ class OnlineDataset:
 
 
 def open_online(config: RunConfig, device: torch.device, writes: bool) -> LatentDataset:
-    """The clips of `dataset`, on all ranks together; rank 0 lists them. `vae.parallel.degree` ranks, which train on the
-    same clips, encode each one together.
+    """The clips of `dataset`, on all ranks together; rank 0 lists them. Ranks that train on the same clips deal them
+    among each other; `vae.parallel.degree` of them encode each one together.
 
     Args:
         config: of the run.
@@ -89,11 +89,11 @@ def open_online(config: RunConfig, device: torch.device, writes: bool) -> Latent
     reader = ClipReader(config, device, group)
     clips, num_quarantined = on_main_rank(lambda: list_keyed(config, reader, writes))
     dataset = OnlineDataset(config.dataset.path, clips, num_quarantined, reader)
-    if group is None:
+    if sequence_degree == 1:
         return dataset
-    if group.is_follower:
-        return Follower(dataset, group.control, help=reader.follow)
-    return Leader(dataset, group.control)
+    sharing = consecutive_ranks(sequence_degree, LONGEST_WAIT, "gloo")
+    is_follower = group is not None and group.is_follower
+    return SharedDataset(dataset, sharing, range(0, sequence_degree, degree), reader.follow if is_follower else None)
 
 
 def open_remote(config: RunConfig, groups: Sequence[dist.ProcessGroup], writes: bool) -> LatentDataset:
@@ -124,7 +124,7 @@ def open_remote(config: RunConfig, groups: Sequence[dist.ProcessGroup], writes: 
     if degree == 1:
         return dataset
     group = consecutive_ranks(degree, LONGEST_WAIT, "gloo")
-    return Leader(dataset, group) if links else Follower(dataset, group)
+    return SharedDataset(dataset, group, owners=[0])
 
 
 def list_keyed(config: RunConfig, reader: ClipReader, writes: bool) -> tuple[dict[str, Clip], int]:
