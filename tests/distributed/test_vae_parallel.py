@@ -11,8 +11,9 @@ MODES = [
     {"mode": "time", "chunk_latent_frames": 1},
     {"mode": "space"},
 ]
-# Latent frames and rows: one frame, fewer frames than ranks, several frame batches; neither divides by the ranks.
-SIZES = [(1, 3), (2, 5), (5, 3), (9, 5)]
+# Latent frames (1, 5, 9, 13, 17 and 33 frames of VAEs that take four at a time) and rows: one frame, fewer frames than
+# ranks, several frame batches, sizes that the ranks do not divide.
+SIZES = [(1, 3), (2, 5), (3, 4), (4, 3), (5, 3), (9, 5)]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

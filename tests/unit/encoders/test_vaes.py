@@ -11,6 +11,7 @@ from tests.unit.encoders.tiny_models import TINY_VAES, save_vae
 from ttv_train.config import DiffusersVaeConfig, VaeConfig, VaeParallelConfig, WaveletVaeConfig
 from ttv_train.encoders.vae import VideoVae, build_vae
 from ttv_train.errors import UserError
+from ttv_train.verify.peak_memory import PeakMemory
 
 CPU = torch.device("cpu")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -146,6 +147,22 @@ class TestModesOfOneRank:
         plain = build(kind, tmp_path)
         shared = build_vae(config_of(kind, tmp_path, mode="space", degree=4), CPU)
         assert shared.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("kind", TINY_VAES)
+def test_a_clip_longer_than_memory_goes_through_in_chunks(kind, tmp_path):
+    plain = build(kind, tmp_path)
+    chunked = build_vae(config_of(kind, tmp_path, mode="serial_chunks"), CPU)
+
+    def memory_besides_latents(latent_frames: int) -> int:
+        video = torch.rand(1, 3, 1 + (latent_frames - 1) * plain.temporal_factor, 32, 32) * 2 - 1
+        with PeakMemory() as memory:
+            latents = chunked.encode(video)
+        assert torch.allclose(latents.mean, plain.encode(video).mean, atol=1e-5, rtol=0)
+        return memory.peak_bytes - 2 * latents.mean.nbytes
+
+    memory_besides_latents(1)  # loads the weights
+    assert memory_besides_latents(33) < 1.05 * memory_besides_latents(9)
 
 
 def test_tiles_give_other_latents_under_another_key(tmp_path):
