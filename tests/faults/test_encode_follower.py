@@ -13,6 +13,7 @@ import pytest
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from tests.harness import free_port
 from ttv_train import encode
+from ttv_train.data import keyed_clips
 
 REPOSITORY = Path(__file__).parents[2]
 CLIPS = [make_clip(number) for number in range(24)]
@@ -29,7 +30,7 @@ def work(folder: Path) -> None:
     """Body of a rank."""
     rank = os.environ.get("RANK", "0")
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    encode.ClipDecoder, encode.list_clips = SlowDecoder, fake_list_clips(CLIPS)
+    encode.ClipDecoder, keyed_clips.list_clips = SlowDecoder, fake_list_clips(CLIPS)
     degree = int(os.environ.get("WORLD_SIZE", "1"))
     config = make_config(folder, vae={"parallel": {"mode": "time", "degree": degree}})
     encode.run(config)
