@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.encode_parts import FakeDecoder, fake_list_clips, make_clip, make_config, stored_bytes
 from ttv_train import encode
 from ttv_train.data import keyed_clips
@@ -26,6 +28,13 @@ class SlowDecoder(FakeDecoder):
     def decode(self, clip):
         time.sleep(0.1)
         return super().decode(clip)
+
+
+@pytest.fixture(autouse=True)
+def genuine(monkeypatch):
+    """`work` also runs in this process; the next tests need what it replaces."""
+    monkeypatch.setattr(encode, "ClipDecoder", encode.ClipDecoder)
+    monkeypatch.setattr(keyed_clips, "list_clips", keyed_clips.list_clips)
 
 
 def work(folder: Path) -> None:
@@ -82,11 +91,8 @@ def test_two_workers_share_the_clips_and_a_third_does_nothing(tmp_path):
         worker.join()
         assert worker.exitcode == 0
     before = stored_bytes(make_config(tmp_path))
-    keyed_clips.list_clips, genuine = fake_list_clips(CLIPS[:4]), keyed_clips.list_clips
-    try:
-        summary = encode.run(make_config(tmp_path))
-    finally:
-        keyed_clips.list_clips = genuine
+    keyed_clips.list_clips = fake_list_clips(CLIPS[:4])
+    summary = encode.run(make_config(tmp_path))
     assert (summary.encoded, summary.reused) == (0, 4)
     assert {name for name in stored_bytes(make_config(tmp_path)) if name.startswith("shards/")} == {
         name for name in before if name.startswith("shards/")
