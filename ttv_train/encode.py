@@ -187,8 +187,7 @@ def encode_dataset(config: RunConfig, device: torch.device) -> EncodeSummary | N
     started = time.monotonic()
     store, encoder = open_parts(config, device, encoding_group(config.vae.parallel.degree))
     output = Path(config.output_dir)
-    fingerprints = (encoder.visual_fingerprint, encoder.text_encoder.fingerprint)
-    state = on_main_rank(partial(state_of, config.dataset, fingerprints))
+    state = on_main_rank(partial(state_of, config.dataset, encoder.fingerprints))
     manifest = on_main_rank(partial(finished_before, output, store, state))
     if manifest is not None:
         return summarize(manifest, [], time.monotonic() - started)

@@ -44,7 +44,7 @@ def link_to(trainer: int, encoder: int, end: int) -> dist.ProcessGroupGloo:
 def open_remote(folder: Path, links: list[EncoderLink]) -> RemoteDataset:
     reader = make_reader(folder)
     entries = [entry_of(key, clip, reader.encoder) for key, clip in CLIPS.items()]
-    null_prompt = ask_about_encoders(links[0], reader.fingerprints)
+    null_prompt = ask_about_encoders(links[0], reader.encoder.fingerprints)
     assert torch.equal(null_prompt[0], reader.null_prompt()[0])
     return RemoteDataset("clips", CLIPS, entries, 0, reader.encoder.vae.normalization, null_prompt, links)
 
@@ -70,10 +70,10 @@ def test_trainers_get_what_the_encoder_of_one_process_makes(num_trainers, num_en
     monkeypatch.setattr(clip_reader, "ClipDecoder", FakeDecoder)
     reader = ClipReader(make_config(tmp_path), torch.device("cpu"))
     entries = [entry_of(key, clip, reader.encoder) for key, clip in CLIPS.items()]
-    alone = pack_results(entries, [reader.read_or_error(entry, CLIPS[entry.key]) for entry in entries])
+    alone = pack_results(entries, [reader.read(entry, CLIPS[entry.key]) for entry in entries])
     found = run_ranks(num_trainers + num_encoders, read_from_encoders, tmp_path, num_trainers)
     assert found == [alone] * num_trainers + [None] * num_encoders
-    assert isinstance(reader.read_or_error(entries[3], CLIPS["3"]), CorruptSampleError)
+    assert isinstance(reader.read(entries[3], CLIPS["3"]), CorruptSampleError)
 
 
 def fail(rank: int, world_size: int, folder: Path, how: str) -> str | None:

@@ -10,7 +10,7 @@ from ttv_train.data.cut import Clip
 from ttv_train.data.decode import ClipDecoder
 from ttv_train.data.keyed_clips import sample_of
 from ttv_train.data.probe import BadVideoError
-from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample, SampleResult
+from ttv_train.data.shards import CorruptSampleError, LatentEntry, SampleResult
 from ttv_train.devices import get_backend
 from ttv_train.encoders.clip_encoder import ClipEncoder, NonFiniteError
 from ttv_train.encoders.followers import EncodingGroup
@@ -38,33 +38,21 @@ class ClipReader:
         self._is_closed = False
         self._local = threading.local()
 
-    @property
-    def fingerprints(self) -> tuple[str, str]:
-        """Of what encodes frames and of the text encoder."""
-        return self.encoder.visual_fingerprint, self.encoder.text_encoder.fingerprint
-
-    def read(self, entry: LatentEntry, clip: Clip) -> LatentSample:
-        """Decodes and encodes one clip. Raises CorruptSampleError if that fails."""
+    def read(self, entry: LatentEntry, clip: Clip) -> SampleResult:
+        """Decodes and encodes one clip; if that fails, its CorruptSampleError."""
         if not hasattr(self._local, "decoder"):
             self._local.decoder = ClipDecoder(self._config)
         try:
             video = self._local.decoder.decode(clip)
         except BadVideoError as error:
-            raise CorruptSampleError(entry.key, clip.source.name, str(error)) from None
+            return CorruptSampleError(entry.key, clip.source.name, str(error))
         with self._encoding, self._stream:
             if self._is_closed:
                 raise RuntimeError("the dataset is closed")
             (encoded,) = self.encoder.encode([video], [clip.source.caption])
         if isinstance(encoded, NonFiniteError):
-            raise CorruptSampleError(entry.key, clip.source.name, str(encoded))
+            return CorruptSampleError(entry.key, clip.source.name, str(encoded))
         return sample_of(entry, encoded)
-
-    def read_or_error(self, entry: LatentEntry, clip: Clip) -> SampleResult:
-        """`read`, or the CorruptSampleError that it ended in."""
-        try:
-            return self.read(entry, clip)
-        except CorruptSampleError as error:
-            return error
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt."""

@@ -7,12 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
-from safetensors.torch import save
 
 from ttv_train.data.clip_reader import ClipReader
 from ttv_train.data.keyed_clips import entry_of
 from ttv_train.data.sample_messages import CLIPS, pack_results
-from ttv_train.data.shards import LatentEntry, SampleResult
+from ttv_train.data.shards import LatentEntry, SampleResult, pack_null_prompt
 from ttv_train.errors import UserError
 from ttv_train.parallel.encoder_ranks import TRAINER
 from ttv_train.parallel.messages import receive_message, send_message
@@ -55,16 +54,14 @@ def _serve(reader: ClipReader, link: dist.ProcessGroup) -> None:
 def _answer(reader: ClipReader, request: Mapping[str, Any], closed: threading.Event) -> tuple[dict[str, Any], bytes]:
     try:
         if "about" in request:
-            embeds, mask = reader.null_prompt()
-            content = save({"prompt_embeds": embeds.contiguous(), "prompt_mask": mask.contiguous()})
-            return {"fingerprints": reader.fingerprints}, content
+            return {"fingerprints": reader.encoder.fingerprints}, pack_null_prompt(*reader.null_prompt())
         entries: list[LatentEntry] = []
         results: list[SampleResult] = []
         for key, clip in CLIPS.validate_python(request["clips"]):
             if closed.is_set():
                 break
             entries.append(entry_of(key, clip, reader.encoder))
-            results.append(reader.read_or_error(entries[-1], clip))
+            results.append(reader.read(entries[-1], clip))
         return pack_results(entries, results)
     except Exception as error:
         is_user_error = isinstance(error, UserError)

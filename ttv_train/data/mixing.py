@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ttv_train.config import LatentsConfig, StorageConfig
-from ttv_train.data.shards import LatentEntry, LatentSample, LatentStore, SampleResult
+from ttv_train.data.shards import LatentEntry, LatentStore, SampleReads, SampleResult
 from ttv_train.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ def open_latents(config: LatentsConfig, storage: StorageConfig | None = None) ->
     return LatentStore.open(config.path, storage)
 
 
-class MixedDataset:
+class MixedDataset(SampleReads):
     """The samples of several latent stores that were made by the same encoders.
 
     A clip that several stores hold counts for the first of them.
@@ -71,10 +71,6 @@ class MixedDataset:
             mine = [entry for entry in entries if self.source_of(entry) == source]
             if mine:
                 yield store, mine
-
-    def read(self, entry: LatentEntry) -> LatentSample:
-        """One sample, verified. Raises CorruptSampleError."""
-        return self.stores[self.source_of(entry)].read(entry)
 
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """Samples, each as it is or as the CorruptSampleError that its reading ended in."""

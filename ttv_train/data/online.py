@@ -19,10 +19,11 @@ from ttv_train.data.cut import Clip
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.encoder_link import EncoderLink
 from ttv_train.data.keyed_clips import entry_of, list_keyed_clips
-from ttv_train.data.quarantine import Quarantine
+from ttv_train.data.quarantine import STAGES_OF_ENCODING, Quarantine
 from ttv_train.data.remote import RemoteDataset, ask_about_encoders
-from ttv_train.data.shards import LatentEntry, LatentSample, SampleResult
+from ttv_train.data.shards import LatentEntry, SampleReads, SampleResult
 from ttv_train.data.shared import SharedDataset
+from ttv_train.encoders.clip_encoder import ClipEncoder
 from ttv_train.encoders.followers import encoding_group
 from ttv_train.errors import UserError
 from ttv_train.parallel.agreement import on_all_ranks, on_main_rank
@@ -30,7 +31,7 @@ from ttv_train.parallel.mesh import consecutive_ranks
 from ttv_train.parallel.messages import LONGEST_WAIT
 
 
-class OnlineDataset:
+class OnlineDataset(SampleReads):
     """Implements `LatentDataset`. Samples may be read from several threads.
 
     Args:
@@ -49,13 +50,9 @@ class OnlineDataset:
         self.entries = [entry_of(key, clip, reader.encoder) for key, clip in clips.items()]
         self._clips, self._reader = clips, reader
 
-    def read(self, entry: LatentEntry) -> LatentSample:
-        """Decodes and encodes one clip. Raises CorruptSampleError if that fails."""
-        return self._reader.read(entry, self._clips[entry.key])
-
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """Samples in the order asked for, each as it is or as the CorruptSampleError that its reading ended in."""
-        return [self._reader.read_or_error(entry, self._clips[entry.key]) for entry in entries]
+        return [self._reader.read(entry, self._clips[entry.key]) for entry in entries]
 
     def null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding (L, D) and mask (L,) of the empty prompt."""
@@ -87,7 +84,7 @@ def open_online(config: RunConfig, device: torch.device, writes: bool) -> Latent
         )
     group = encoding_group(degree, timedelta(seconds=config.parallel.timeout_seconds))
     reader = ClipReader(config, device, group)
-    clips, num_quarantined = on_main_rank(lambda: list_keyed(config, reader, writes))
+    clips, num_quarantined = on_main_rank(lambda: list_keyed(config, reader.encoder, writes))
     dataset = OnlineDataset(config.dataset.path, clips, num_quarantined, reader)
     if sequence_degree == 1:
         return dataset
@@ -105,21 +102,27 @@ def open_remote(config: RunConfig, groups: Sequence[dist.ProcessGroup], writes: 
     Raises:
         UserError: as `open_online` does, or if encoder ranks have other models than these.
     """
-    reader = ClipReader(config, torch.device("cpu"))  # says what there is; its encoders are never loaded
+    # Says what there is; its weights are never loaded.
+    encoder = ClipEncoder(config.vae, config.text_encoder, torch.device("cpu"), config.first_frame)
     links = [EncoderLink(group) for group in groups]
     try:
         clips, num_quarantined, fingerprints = on_main_rank(
-            lambda: (*list_keyed(config, reader, writes), reader.fingerprints)
+            lambda: (*list_keyed(config, encoder, writes), encoder.fingerprints)
         )
         found = on_all_ranks(lambda: [ask_about_encoders(link, fingerprints) for link in links])
     except BaseException:
         for link in links:
             link.close()
         raise
-    entries = [entry_of(key, clip, reader.encoder) for key, clip in clips.items()]
-    normalization = reader.encoder.vae.normalization
-    path = config.dataset.path
-    dataset = RemoteDataset(path, clips, entries, num_quarantined, normalization, found[0][0], links)
+    dataset = RemoteDataset(
+        config.dataset.path,
+        clips,
+        [entry_of(key, clip, encoder) for key, clip in clips.items()],
+        num_quarantined,
+        encoder.vae.normalization,
+        found[0][0],
+        links,
+    )
     degree = config.parallel.sequence.degree
     if degree == 1:
         return dataset
@@ -127,13 +130,13 @@ def open_remote(config: RunConfig, groups: Sequence[dist.ProcessGroup], writes: 
     return SharedDataset(dataset, group, owners=[0])
 
 
-def list_keyed(config: RunConfig, reader: ClipReader, writes: bool) -> tuple[dict[str, Clip], int]:
+def list_keyed(config: RunConfig, encoder: ClipEncoder, writes: bool) -> tuple[dict[str, Clip], int]:
     """The clips of `dataset` by key, and how many files and clips were left out. See `open_online`."""
     output = Path(config.output_dir)
     manifest = output / DATASET_MANIFEST if writes else None
-    keyed, rejected = list_keyed_clips(config.dataset, reader.encoder, manifest)
+    keyed, rejected = list_keyed_clips(config.dataset, encoder, manifest)
     if writes:
-        Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
+        Quarantine(output / "quarantine.jsonl").replace(STAGES_OF_ENCODING, rejected)
     if not keyed:
         raise UserError(f"dataset.path {config.dataset.path}: it gives no clip; `ttv-train check-data` says why")
     return keyed, len(rejected)

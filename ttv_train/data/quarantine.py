@@ -7,6 +7,9 @@ from pathlib import Path
 
 from ttv_train.storage.partial import write_text
 
+STAGES_OF_ENCODING = ("list", "probe", "decode", "encode")
+"""Each job that lists a dataset finds anew what these leave out."""
+
 
 @dataclass(frozen=True)
 class QuarantineRow:

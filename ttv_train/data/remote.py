@@ -9,16 +9,15 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import torch
-from safetensors.torch import load
 
 from ttv_train.data.cut import Clip
 from ttv_train.data.encoder_link import EncoderLink
 from ttv_train.data.sample_messages import CLIPS, unpack_results
-from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentNormalization, LatentSample, SampleResult
+from ttv_train.data.shards import LatentEntry, LatentNormalization, SampleReads, SampleResult, unpack_null_prompt
 from ttv_train.errors import UserError
 
 
-class RemoteDataset:
+class RemoteDataset(SampleReads):
     """Implements `LatentDataset`. Reads from encoder ranks in turn.
 
     Args:
@@ -49,13 +48,6 @@ class RemoteDataset:
         self._by_key = {entry.key: entry for entry in entries}
         self._turns = itertools.cycle(links)
         self._turning = threading.Lock()
-
-    def read(self, entry: LatentEntry) -> LatentSample:
-        """One sample. Raises CorruptSampleError, and what `EncoderLink.ask` raises."""
-        (result,) = self.read_many([entry])
-        if isinstance(result, CorruptSampleError):
-            raise result
-        return result
 
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """Samples in the order asked for, each as it is or as the CorruptSampleError that its reading ended in. Raises
@@ -88,5 +80,4 @@ def ask_about_encoders(link: EncoderLink, fingerprints: Sequence[str]) -> tuple[
             "vae.path, text_encoder.path: an encoder rank has other models there than the ranks that train; copy them "
             "to all nodes"
         )
-    tensors = load(content)
-    return tensors["prompt_embeds"], tensors["prompt_mask"]
+    return unpack_null_prompt(content)

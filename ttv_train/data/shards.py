@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -78,7 +79,22 @@ class LatentSample:
 SampleResult = LatentSample | CorruptSampleError
 
 
-class LatentStore:
+class SampleReads(ABC):
+    """Reads one sample as it reads many."""
+
+    @abstractmethod
+    def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
+        """See `LatentDataset.read_many`."""
+
+    def read(self, entry: LatentEntry) -> LatentSample:
+        """One sample. Raises CorruptSampleError, and what `read_many` raises."""
+        (result,) = self.read_many([entry])
+        if isinstance(result, CorruptSampleError):
+            raise result
+        return result
+
+
+class LatentStore(SampleReads):
     """An encoded dataset, read by training. Samples may be read from several threads at once.
 
     Attributes:
@@ -125,13 +141,6 @@ class LatentStore:
         """This store and all of `entries`; see `MixedDataset.by_store`."""
         yield self, entries
 
-    def read(self, entry: LatentEntry) -> LatentSample:
-        """Reads one sample with one request. Raises CorruptSampleError unless its bytes are those that were written."""
-        (result,) = self.read_many([entry])
-        if isinstance(result, CorruptSampleError):
-            raise result
-        return result
-
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """Reads samples with as few requests as their places allow; in the order asked for, each as it is or as the
         CorruptSampleError that its reading ended in.
@@ -164,8 +173,7 @@ class LatentStore:
 
     @cached_property
     def _null_prompt(self) -> tuple[torch.Tensor, torch.Tensor]:
-        tensors = load(read_object(self.store, self._null_prompt_object))
-        return tensors["prompt_embeds"], tensors["prompt_mask"]
+        return unpack_null_prompt(read_object(self.store, self._null_prompt_object))
 
 
 def range_of(entry: LatentEntry) -> ByteRange:
@@ -175,8 +183,18 @@ def range_of(entry: LatentEntry) -> ByteRange:
 
 def put_null_prompt(store: Store, prompt_embeds: torch.Tensor, prompt_mask: torch.Tensor) -> StoredObject:
     """Stores embedding (L, D) and mask (L,) of the empty prompt."""
-    content = save({"prompt_embeds": prompt_embeds.contiguous(), "prompt_mask": prompt_mask.contiguous()})
-    return put_object(store, "null-prompt-", ".safetensors", content)
+    return put_object(store, "null-prompt-", ".safetensors", pack_null_prompt(prompt_embeds, prompt_mask))
+
+
+def pack_null_prompt(prompt_embeds: torch.Tensor, prompt_mask: torch.Tensor) -> bytes:
+    """The safetensors file of embedding (L, D) and mask (L,) of the empty prompt."""
+    return save({"prompt_embeds": prompt_embeds.contiguous(), "prompt_mask": prompt_mask.contiguous()})
+
+
+def unpack_null_prompt(content: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of `pack_null_prompt`."""
+    tensors = load(content)
+    return tensors["prompt_embeds"], tensors["prompt_mask"]
 
 
 def put_shard(store: Store, samples: Sequence[LatentSample]) -> tuple[StoredObject, list[LatentEntry]]:

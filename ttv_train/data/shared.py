@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from ttv_train.data.dataset import LatentDataset
 from ttv_train.data.sample_messages import pack_results, unpack_results
-from ttv_train.data.shards import CorruptSampleError, LatentEntry, LatentSample, SampleResult
+from ttv_train.data.shards import LatentEntry, SampleReads, SampleResult
 from ttv_train.parallel.messages import receive_message, send_message
 
 GRACE_SECONDS = 10.0
 """How long a rank that closes the dataset waits for the others to do so."""
 
 
-class SharedDataset:
+class SharedDataset(SampleReads):
     """Implements `LatentDataset` on the ranks of a group.
 
     Args:
@@ -60,13 +60,6 @@ class SharedDataset:
         self._threads = [threading.Thread(target=self._run, args=task, daemon=True) for task in tasks]
         for thread in self._threads:
             thread.start()
-
-    def read(self, entry: LatentEntry) -> LatentSample:
-        """One sample. Raises CorruptSampleError, and what `read_many` raises."""
-        (result,) = self.read_many([entry])
-        if isinstance(result, CorruptSampleError):
-            raise result
-        return result
 
     def read_many(self, entries: Sequence[LatentEntry]) -> list[SampleResult]:
         """See `LatentDataset.read_many`. What it raises on an owner, it raises on the other ranks as a RuntimeError."""

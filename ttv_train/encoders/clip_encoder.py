@@ -75,6 +75,11 @@ class ClipEncoder:
         """Digest of everything that decides what the frames of a given clip are encoded to."""
         return visual_fingerprint(self.vae, self._first_frame_config)
 
+    @property
+    def fingerprints(self) -> tuple[str, str]:
+        """Of what encodes frames and of the text encoder."""
+        return self.visual_fingerprint, self.text_encoder.fingerprint
+
     def sample_bytes(self, bucket: tuple[int, int, int]) -> int:
         """About how large a clip of a bucket is when it is encoded, with a caption of full length."""
         latents = 2 * math.prod(self.vae.latent_shape(*bucket)) * _bytes_of(self._vae_config.dtype)

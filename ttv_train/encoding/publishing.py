@@ -6,7 +6,7 @@ from pathlib import Path
 from ttv_train.config import RunConfig
 from ttv_train.data.latent_index import LatentIndex, put_index
 from ttv_train.data.manifest import DECODE_VERSION, FORMAT_VERSION, Manifest, put_manifest
-from ttv_train.data.quarantine import Quarantine
+from ttv_train.data.quarantine import STAGES_OF_ENCODING, Quarantine
 from ttv_train.data.shards import put_null_prompt
 from ttv_train.data.units import RECORDS_FOLDER, read_records
 from ttv_train.encoders import dataset_fingerprint
@@ -43,7 +43,7 @@ def commit(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) ->
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     # What has been mended since the last time leaves the file; what training has found stays.
-    Quarantine(output / "quarantine.jsonl").replace(("list", "probe", "decode", "encode"), rejected)
+    Quarantine(output / "quarantine.jsonl").replace(STAGES_OF_ENCODING, rejected)
     if not entries:
         raise UserError(
             f"dataset.path {config.dataset.path}: no clip could be encoded; {output / 'quarantine.jsonl'} says why"
@@ -57,7 +57,7 @@ def commit(config: RunConfig, store: Store, encoder: ClipEncoder, plan: Plan) ->
         num_samples=len(entries),
         num_quarantined=len(rejected),
         null_prompt=plan.null_prompt or put_null_prompt(store, *encoder.encode_null_prompt()),
-        index=put_index(store, LatentIndex(encoder.visual_fingerprint, encoder.text_encoder.fingerprint, entries)),
+        index=put_index(store, LatentIndex(*encoder.fingerprints, entries)),
         shards=[shards[name] for name in sorted(used)],
     )
     put_manifest(store, manifest)
